@@ -1,0 +1,75 @@
+/* Lines, warnings and progress on stderr. */
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+double mla_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+mla_log mla_log_stderr(bool quiet)
+{
+    bool tty = isatty(STDERR_FILENO) == 1;
+    const char *nc = getenv("NO_COLOR");
+    return (mla_log){.quiet = quiet, .tty = tty && !quiet, .color = tty && !(nc && *nc)};
+}
+
+MLA_PRINTF(3, 0) static void line(mla_log *log, const char *prefix, const char *fmt, va_list ap)
+{
+    if (log->tty) fputs("\r\033[K", stderr);
+    fputs(prefix, stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+}
+
+void mla_info(mla_log *log, const char *fmt, ...)
+{
+    if (!log || log->quiet) return;
+    va_list ap;
+    va_start(ap, fmt);
+    line(log, "", fmt, ap);
+    va_end(ap);
+}
+
+void mla_warn(mla_log *log, const char *fmt, ...)
+{
+    if (!log) return;
+    log->warnings++;
+    va_list ap;
+    va_start(ap, fmt);
+    line(log, log->color ? "\033[33mwarning:\033[0m " : "warning: ", fmt, ap);
+    va_end(ap);
+}
+
+mla_progress mla_progress_begin(mla_log *log, const char *what, double total, const char *unit)
+{
+    double now = mla_now();
+    return (mla_progress){.log = log, .what = what, .unit = unit, .total = total, .start = now, .last = now};
+}
+
+void mla_progress_add(mla_progress *p, double units)
+{
+    p->done += units;
+    if (!p->log || !p->log->tty) return;
+    double now = mla_now();
+    if (now - p->last < 0.1) return;
+    p->last = now;
+    double rate = p->done / (now - p->start + 1e-9), left = rate > 0 ? (p->total - p->done) / rate : 0;
+    fprintf(stderr, "\r\033[K%s %3.0f%%  %.4g/%.4g %s  %.4g %s/s  ETA %.0f s", p->what,
+            p->total > 0 ? 100 * p->done / p->total : 0, p->done, p->total, p->unit, rate, p->unit, left);
+    fflush(stderr);
+}
+
+void mla_progress_end(mla_progress *p)
+{
+    if (!p->log || p->log->quiet) return;
+    double t = mla_now() - p->start;
+    mla_info(p->log, "%s: %.4g %s in %.1f s (%.4g %s/s)", p->what, p->done, p->unit, t, p->done / (t + 1e-9), p->unit);
+}

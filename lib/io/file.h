@@ -1,0 +1,69 @@
+/* Files in and out. In: read-only mappings and small whole files. Out: written beside the final path,
+ * length-checked, fsynced, renamed, folder fsynced: a reader sees the old file, the new one, never a mix. */
+#ifndef MLA_IO_FILE_H
+#define MLA_IO_FILE_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* Read-only mapping of a whole regular file (symlinks followed). size 0 gives data == NULL and is MLA_OK.
+ * mtime/size/inode are remembered: mla_map_unchanged says whether the file still is what was opened. */
+typedef struct {
+    const unsigned char *data;
+    size_t size;
+    char *path;
+    uint64_t dev, ino;
+    int64_t mtime_ns;
+} mla_mapped;
+
+MLA_CHECKED mla_status mla_file_map(mla_mapped *out, const char *path, mla_err *err);
+void mla_file_unmap(mla_mapped *m); /* zeroed struct is fine */
+MLA_CHECKED mla_status mla_file_unchanged(const mla_mapped *m, mla_err *err);
+
+/* Whole file of at most `max` bytes; NUL appended after *size bytes. Caller frees *out with mla_free. */
+MLA_CHECKED mla_status mla_file_read(char **out, size_t *size, const char *path, size_t max, mla_err *err);
+
+typedef struct mla_out mla_out;
+/* Opens PATH.tmp-like sibling for writing. Nothing appears at `path` before mla_out_commit. */
+MLA_CHECKED mla_status mla_out_open(mla_out **out, const char *path, mla_err *err);
+MLA_CHECKED mla_status mla_out_write(mla_out *o, const void *data, size_t n, mla_err *err);
+uint64_t mla_out_size(const mla_out *o);
+/* sha256 over everything written so far (32 bytes), computed while writing; valid before commit. */
+void mla_out_sha256(const mla_out *o, unsigned char digest[32]);
+/* fsync, close, rename, fsync(dir). Frees o in every case; on failure the temp file is removed. */
+MLA_CHECKED mla_status mla_out_commit(mla_out *o, mla_err *err);
+void mla_out_abort(mla_out *o); /* removes the temp file; NULL is fine */
+
+/* One call for a small file (text, JSON). */
+MLA_CHECKED mla_status mla_file_write(const char *path, const void *data, size_t n, mla_err *err);
+
+/* Puts src's content at dst without touching src: hard link, else reflink, else copy (temp+fsync+rename).
+ * A symlinked src is resolved first. *how (may be NULL) becomes "linked", "cloned" or "copied". */
+MLA_CHECKED mla_status mla_file_place(const char *src, const char *dst, const char **how, mla_err *err);
+
+/* Names (not paths) of the regular files and symlinks-to-files below dir, '/'-separated relative paths, sorted
+ * bytewise, recursing into folders; ".git*" skipped. Caller frees with mla_names_free. */
+typedef struct {
+    char **name;
+    size_t n;
+} mla_names;
+MLA_CHECKED mla_status mla_dir_list(mla_names *out, const char *dir, mla_err *err);
+void mla_names_free(mla_names *l);
+
+bool mla_path_exists(const char *path);
+bool mla_path_is_dir(const char *path);
+MLA_CHECKED mla_status mla_dir_make(const char *path, mla_err *err);        /* mkdir -p */
+MLA_CHECKED mla_status mla_dir_remove(const char *path, mla_err *err);      /* rm -r, symlinks not followed */
+MLA_CHECKED mla_status mla_path_rename(const char *from, const char *to, mla_err *err); /* rename + fsync parents */
+/* "dir/name"; caller frees; NULL when out of memory. */
+char *mla_path_join(const char *dir, const char *name);
+/* False for absolute paths, empty parts, "." or ".." parts, backslashes, NUL or control characters. */
+bool mla_path_is_safe_relative(const char *name);
+
+/* An exclusive lock file: two builds into one output refuse each other. Released by the kernel on death. */
+typedef struct mla_lock mla_lock;
+MLA_CHECKED mla_status mla_lock_take(mla_lock **out, const char *path, mla_err *err);
+void mla_lock_drop(mla_lock *l); /* unlinks the lock file; NULL is fine */
+#endif

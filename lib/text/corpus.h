@@ -1,0 +1,26 @@
+/* Corpora: documents as text, jsonl ({"text": ...} a line) or token ids, encoded in file order and concatenated.
+ * docs/format-tokens.md describes the token file. */
+#ifndef MLA_TEXT_CORPUS_H
+#define MLA_TEXT_CORPUS_H
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "text/tokenizer.h"
+
+typedef struct {
+    mla_ids ids;              /* all documents, concatenated */
+    size_t *doc_end;          /* exclusive end of document i; mla_free */
+    size_t docs;
+    unsigned char sha256[32]; /* over the ids as little-endian i32, in order */
+    size_t bytes;             /* of text read */
+} mla_corpus;
+
+/* Adds a file: .jsonl, .json (array of ids or {"ids": [...]}), .mlatok (ours), anything else is one text document.
+ * tok may be NULL when the file holds ids. Ids must be < vocab. Invalid lines are refused with their number. */
+MLA_CHECKED mla_status mla_corpus_add(mla_corpus *c, const char *path, const mla_tok *tok, size_t vocab, mla_err *err);
+void mla_corpus_finish(mla_corpus *c); /* computes sha256 */
+void mla_corpus_free(mla_corpus *c);
+MLA_CHECKED mla_status mla_corpus_write(const mla_corpus *c, const char *path, mla_err *err); /* .mlatok */
+#endif
