@@ -1,0 +1,218 @@
+/* The only door to a device. Everything above computes through these operations and never touches device memory.
+ *
+ * Two precisions of linear layers exist behind one call:
+ *   MLA_PREC_F32  reference: weights f32; every output element is one fixed sequence of fp32 fused multiply-adds
+ *                 (k ascending within panels of 256, panels added in order), so results depend neither on the thread
+ *                 count, nor on how many tokens are in the call, nor on the ISA variant (all bit-identical).
+ *   MLA_PREC_BF16 fast: weights bf16, activations rounded to bf16 on entry, fp32 accumulation.
+ * Activations are f32, row-major, rows `ld` elements apart. Everything else is computed in fp32 with fp64 where a
+ * comment says so. Attention walks the keys in page order from position 0 for each query on its own: a query's result
+ * does not depend on how the prompt was cut into chunks.
+ *
+ * Letters: T tokens, D hidden, H query heads, G KV heads, d head dim, r latent rank, S cached tokens, V vocabulary.
+ * An operation returns a status; on a device with streams it may only be queued (mla_be_sync waits).
+ * This header is valid C++ (a .cu includes it). */
+#ifndef MLA_BACKEND_BACKEND_H
+#define MLA_BACKEND_BACKEND_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "tensor/dtype.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mla_backend mla_backend;
+typedef struct mla_mem mla_mem;       /* device bytes: an address never dereferenced above this door */
+typedef struct mla_weight mla_weight; /* a linear layer's weights in the device's own layout */
+
+/* The address `elems` f32 elements / `bytes` bytes further. */
+static inline mla_mem *mla_at(mla_mem *p, size_t elems) { return (mla_mem *)((char *)p + elems * 4); }
+static inline mla_mem *mla_at_bytes(mla_mem *p, size_t bytes) { return (mla_mem *)((char *)p + bytes); }
+
+typedef enum { MLA_PREC_F32, MLA_PREC_BF16 } mla_precision;
+
+/* Delivers rows [row0, row0 + n) of a matrix as f32 (n x in, dense). */
+typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, mla_err *err);
+
+typedef struct {
+    size_t out, in;          /* W is (out, in) */
+    mla_precision precision;
+    mla_rows_fn rows;
+    void *ctx;               /* used only during weight_new */
+} mla_weight_desc;
+
+typedef struct { /* y (T,out) = x (T,in) W^T [+ bias (out)]; accumulate: added to y instead */
+    mla_mem *y;
+    size_t ldy;
+    mla_mem *x;
+    size_t ldx, T;
+    mla_mem *bias;           /* NULL: none */
+    bool accumulate;
+} mla_linear_args;
+
+typedef struct { /* y_i = x_i * (mean(x^2) + eps)^-1/2 * gain, per row of d; gain is the full factor (1 + w already) */
+    mla_mem *y;
+    size_t ldy;
+    mla_mem *x;
+    size_t ldx, rows, d;
+    mla_mem *gain;           /* (d) */
+    double eps;
+} mla_norm_args;
+
+typedef struct { /* rotates in place the first `rot` dims of each head: pairs (i, i + rot/2), x' = x cos - y sin, ... */
+    mla_mem *x;
+    size_t ldx, T, heads, head_stride, rot;
+    mla_mem *cos, *sin;      /* (T, rot/2) */
+} mla_rope_args;
+
+/* Cached rows: row of token s is at slot page[s / page_tokens] * page_tokens + s % page_tokens, row_elems values of
+ * dtype; slot arithmetic is 64-bit. value = stored * scale. pages is host memory; NULL = contiguous (slot = s). */
+typedef struct {
+    mla_mem *data;
+    const int32_t *pages;
+    size_t page_tokens, row_elems, col; /* col: first element of this part within the row */
+    size_t head_stride;                 /* elements between heads; 0: one head shared by all */
+    mla_dtype dtype;                    /* F32, BF16, F8_E4M3 */
+    float scale;                        /* 1 unless F8_E4M3 */
+} mla_kv_view;
+
+typedef struct { /* stores x (T, width) / scale, rounded to dtype (e4m3 saturates), at tokens pos0 .. pos0+T-1 */
+    mla_kv_view to;
+    mla_mem *x;
+    size_t ldx, T, width, pos0;
+} mla_kv_write_args;
+
+typedef struct { /* y (n, width) = stored values of tokens s0 .. s0+n-1, as f32 */
+    mla_kv_view from;
+    mla_mem *y;
+    size_t ldy, s0, n, width;
+} mla_kv_read_args;
+
+/* Causal attention, softmax in fp32, for GQA, expanded MLA and absorbed MLA/GLA alike.
+ * logit(t,h,s) = scale * ( q[t,h] . k[s, h*kh/H] + q2[t,h] . k2[s, h*kh2/H] ),  s <= pos0 + t
+ * o[t,h] = sum_s softmax(logit)_s v[s, h*vh/H]
+ * GQA: k, v with kh = vh = G, no second part. Absorbed MLA: k = v = latent (kh = vh = groups), k2 = rotary keys. */
+typedef struct {
+    mla_mem *o;              /* (T, H, dv), row stride ldo */
+    size_t ldo;
+    mla_mem *q;              /* (T, H, dk) with head stride qh_stride */
+    size_t ldq, qh_stride;
+    mla_mem *q2;             /* (T, H, dk2) or NULL */
+    size_t ldq2, q2h_stride;
+    mla_kv_view k, k2, v;
+    size_t kh, k2h, vh;      /* heads of each part; divide H */
+    size_t T, H, dk, dk2, dv, pos0;
+    float scale;
+    /* Observation, all may be NULL (host-visible accumulators are downloaded by the caller):
+     * p2 (S): p2[s] += sum_{t,h} p_ths^2, the token weights of a latent; adds no other work. */
+    mla_mem *p2;             /* f64 (pos0 + T) */
+} mla_attn_args;
+
+typedef struct { /* depthwise causal conv + SiLU: y[t,c] = silu(sum_j w[c,j] x[t-K+1+j, c]); state = last K-1 inputs */
+    mla_mem *y, *x;          /* (T, C) dense; y != x */
+    mla_mem *w;              /* (C, K) */
+    mla_mem *state;          /* (K-1, C), oldest first; read and replaced */
+    size_t T, C, K;
+} mla_conv_args;
+
+/* Gated delta rule (formats page, "Gated DeltaNet" 3-6): inputs after the convolution, per token [q nk*dk | k nk*dk |
+ * v nv*dv]; q and k are l2-normalised here, q scaled by dk^-1/2; g = -exp(A_log) softplus(a + dt_bias), beta =
+ * sigmoid(b). chunk == 0: recurrent form; otherwise the chunked (WY) form with that chunk length. */
+typedef struct {
+    mla_mem *o;              /* (T, nv, dv) */
+    mla_mem *qkv;            /* (T, 2 nk dk + nv dv) */
+    mla_mem *a, *b;          /* (T, nv) */
+    mla_mem *A_log, *dt_bias;/* (nv) */
+    mla_mem *state;          /* (nv, dk, dv), read and replaced */
+    size_t T, nk, nv, dk, dv, chunk;
+} mla_gdn_args;
+
+typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
+    mla_mem *y, *x, *z;      /* (rows, d) dense */
+    mla_mem *gain;
+    size_t rows, d;
+    double eps;
+} mla_gated_norm_args;
+
+typedef struct { /* acc (n,n) += sum_t w_t y y^T, sum (n) += sum_t w_t y, with y = x_t - shift; all sums fp64 */
+    mla_mem *acc;            /* f64 (n, n), full symmetric matrix; NULL: only sum */
+    mla_mem *sum;            /* f64 (n); may be NULL */
+    mla_mem *x;              /* f32 (T, n), row stride ldx */
+    size_t ldx, T, n;
+    mla_mem *w;              /* f64 (T) or NULL = 1 */
+    mla_mem *shift;          /* f64 (n) or NULL = 0 */
+} mla_gram_args;
+
+typedef struct {
+    double amax, sum2;       /* over finite values */
+    uint64_t n, nonfinite;
+} mla_range;
+
+/* The table a backend fills. Callers use the mla_be_* wrappers below. */
+typedef struct {
+    const char *name;        /* "cpu" */
+    void (*destroy)(mla_backend *);
+    const char *(*describe)(mla_backend *); /* "cpu avx512bf16, 2 threads, OpenBLAS ..." */
+    mla_status (*alloc)(mla_backend *, mla_mem **out, size_t bytes, mla_err *);
+    void (*free)(mla_backend *, mla_mem *);
+    mla_status (*upload)(mla_backend *, mla_mem *dst, const void *src, size_t bytes, mla_err *);
+    mla_status (*download)(mla_backend *, void *dst, const mla_mem *src, size_t bytes, mla_err *); /* waits */
+    mla_status (*copy)(mla_backend *, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *);
+    mla_status (*zero)(mla_backend *, mla_mem *dst, size_t bytes, mla_err *);
+    mla_status (*sync)(mla_backend *, mla_err *);
+    mla_status (*weight_new)(mla_backend *, mla_weight **out, const mla_weight_desc *, mla_err *);
+    void (*weight_free)(mla_backend *, mla_weight *);
+    size_t (*weight_bytes)(const mla_weight *);
+    mla_status (*linear)(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
+    /* y (T,in) = rows ids[t] of the weight, as f32; ids host memory, checked < out by the caller */
+    mla_status (*embed)(mla_backend *, const mla_weight *, mla_mem *y, const int32_t *ids, size_t T, mla_err *);
+    mla_status (*rmsnorm)(mla_backend *, const mla_norm_args *, mla_err *);
+    mla_status (*gated_norm)(mla_backend *, const mla_gated_norm_args *, mla_err *);
+    mla_status (*rope)(mla_backend *, const mla_rope_args *, mla_err *);
+    mla_status (*add)(mla_backend *, mla_mem *y, const mla_mem *x, size_t n, mla_err *);               /* y += x */
+    /* rows of d: y[i] += s * v (broadcast vector v (d)); s = +1 or -1 */
+    mla_status (*add_rows)(mla_backend *, mla_mem *y, size_t ldy, size_t rows, size_t d, const mla_mem *v, float s, mla_err *);
+    mla_status (*silu_mul)(mla_backend *, mla_mem *y, const mla_mem *a, const mla_mem *b, size_t n, mla_err *); /* silu(a) b */
+    /* x (rows, d) dense *= sigmoid(gate), gate rows ldg apart */
+    mla_status (*sigmoid_mul)(mla_backend *, mla_mem *x, const mla_mem *gate, size_t rows, size_t d, size_t ldg, mla_err *);
+    /* y (rows, d; ldy) = x (rows, d; ldx): strided copy */
+    mla_status (*copy_rows)(mla_backend *, mla_mem *y, size_t ldy, const mla_mem *x, size_t ldx, size_t rows, size_t d, mla_err *);
+    mla_status (*kv_write)(mla_backend *, const mla_kv_write_args *, mla_err *);
+    mla_status (*kv_read)(mla_backend *, const mla_kv_read_args *, mla_err *);
+    mla_status (*attention)(mla_backend *, const mla_attn_args *, mla_err *);
+    mla_status (*conv)(mla_backend *, const mla_conv_args *, mla_err *);
+    mla_status (*gdn)(mla_backend *, const mla_gdn_args *, mla_err *);
+    mla_status (*gram)(mla_backend *, const mla_gram_args *, mla_err *);
+    /* over x (rows, d; ld): result on the host; waits */
+    mla_status (*range)(mla_backend *, const mla_mem *x, size_t rows, size_t d, size_t ld, mla_range *out, mla_err *);
+    /* Symmetric eigenproblem, fp64, on host arrays: a (n,n) in; on return row i of a = eigenvector i, w ascending.
+     * Residual-checked: ||A v - w v|| and orthogonality, or MLA_EINTERNAL. */
+    mla_status (*eigh)(mla_backend *, double *a, double *w, size_t n, mla_err *);
+} mla_backend_ops;
+
+struct mla_backend {
+    const mla_backend_ops *ops; /* first member of every backend's own struct */
+};
+
+typedef enum { MLA_ISA_AUTO, MLA_ISA_REF, MLA_ISA_AVX2, MLA_ISA_AVX512, MLA_ISA_AVX512BF16 } mla_isa;
+
+typedef struct {
+    const char *device;      /* "cpu" (NULL means it) or "cuda:0" */
+    size_t threads;          /* 0 = online CPUs */
+    mla_isa isa;             /* cpu: AUTO = best the CPU has; REF = portable C, the oracle */
+} mla_backend_opts;
+
+/* Opens the device; a named ISA or device that this machine or build lacks is refused, never replaced silently. */
+MLA_CHECKED mla_status mla_backend_open(mla_backend **out, const mla_backend_opts *opts, mla_err *err);
+void mla_backend_close(mla_backend *be); /* NULL is fine */
+/* Best ISA of this CPU, as printed by --version: "avx512bf16". */
+const char *mla_isa_name(void);
+bool mla_isa_parse(const char *name, mla_isa *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,79 @@
+/* A model's shape and conventions, from config.json or GGUF metadata, validated across fields.
+ *
+ * Both spellings of RoPE settings and the nested text_config are read; an architecture that is not in the table is
+ * refused by name. Everything is resolved here: whoever reads an mla_config never asks which family it is. */
+#ifndef MLA_MODEL_CONFIG_H
+#define MLA_MODEL_CONFIG_H
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "io/gguf.h"
+#include "io/json.h"
+
+typedef enum { MLA_LAYER_FULL, MLA_LAYER_LINEAR } mla_layer_kind;
+typedef enum {
+    MLA_FAM_LLAMA,      /* llama, mistral, qwen2, qwen3: one body, switches below */
+    MLA_FAM_QWEN3_5,    /* hybrid: gated attention + gated delta net (qwen3_5, qwen3_5_text, qwen3_8, ...) */
+    MLA_FAM_QWEN3_NEXT, /* the same with fused GDN projections and MoE */
+    MLA_FAM_DEEPSEEK    /* deepseek_v2/v3, dense MLP: stored MLA */
+} mla_family;
+typedef enum { MLA_ROPE_DEFAULT, MLA_ROPE_LINEAR, MLA_ROPE_DYNAMIC, MLA_ROPE_LLAMA3, MLA_ROPE_YARN, MLA_ROPE_LONGROPE } mla_rope_kind;
+
+typedef struct {
+    mla_rope_kind kind;
+    double theta, factor, low_freq, high_freq, beta_fast, beta_slow;
+    double attention_factor;      /* multiplies cos and sin; resolved, 1 unless yarn/longrope */
+    double mscale_all_dim;        /* deepseek yarn: softmax scale correction; 0 = none */
+    size_t original_max;          /* original_max_position_embeddings, resolved */
+    bool truncate;                /* yarn */
+    size_t rot;                   /* rotated dims per head (even) */
+    double *inv_freq;             /* (rot/2), resolved for kinds that do not depend on the length */
+    double *long_inv_freq;        /* longrope beyond original_max; NULL otherwise */
+    size_t mrope_section[3];      /* T,H,W frequency counts; all 0: plain RoPE */
+    bool mrope_interleaved;
+    bool interleaved_pairs;       /* deepseek rope_interleave: pairs (2i, 2i+1) in the stored rows */
+} mla_rope_config;
+
+typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD } mla_layout;
+
+typedef struct { /* config.json "mla": how the attention of a retrofit is cached; docs/format-factors.md */
+    mla_layout layout;
+    size_t groups;                /* 1 = MLA, g = GLA-g */
+    size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
+    char *factors_file;           /* relative path */
+    unsigned char factors_sha256[32];
+} mla_retrofit_config;
+
+typedef struct {
+    mla_family family;
+    char *architecture, *model_type;      /* as read */
+    size_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, max_pos;
+    double rms_eps;
+    bool tied, norm_plus_one, attn_gate, qk_norm;
+    bool q_bias, kv_bias, o_bias, mlp_bias;
+    mla_layer_kind *layer_kind;           /* (layers) */
+    mla_rope_config rope;
+    size_t sliding_window;                /* 0 = none; a value that the runtime cannot honour is refused at bind */
+    /* gated delta net */
+    size_t lin_k_heads, lin_v_heads, lin_k_dim, lin_v_dim, lin_conv;
+    size_t mtp_layers;
+    size_t experts;                       /* > 0: MoE (config is read, running is refused by name) */
+    /* deepseek */
+    size_t q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_head_dim;
+    mla_retrofit_config mla;
+    char *quant_method;                   /* quantization_config.quant_method, NULL when absent */
+    int eos[8];
+    size_t n_eos;
+    int bos;                              /* -1: none */
+} mla_config;
+
+MLA_CHECKED mla_status mla_config_from_json(mla_config *out, const mla_jv *root, mla_err *err);
+MLA_CHECKED mla_status mla_config_from_gguf(mla_config *out, const mla_gguf *g, mla_err *err);
+void mla_config_free(mla_config *c);
+size_t mla_config_full_layers(const mla_config *c);   /* number of full-attention layers (trunk) */
+/* Softmax scale of full attention: head_dim^-1/2 (deepseek: (dn+dr)^-1/2 times the yarn correction). */
+double mla_config_attn_scale(const mla_config *c);
+/* inv_freq (rot/2) that holds for a sequence of `len` tokens (dynamic and longrope depend on it). */
+void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq);
+#endif

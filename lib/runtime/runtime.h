@@ -1,0 +1,110 @@
+/* The built-in inference runtime: a model bound to a backend, sequences with their caches and states, and forward
+ * passes in chunks. Decode of a retrofit is absorbed MLA, prefill expands the latent; docs/runtime.md says when.
+ *
+ * One code path serves prefill, decode and statistics: mla_rt_run advances several sequences layer by layer, so that
+ * in streaming mode each layer's weights are loaded once, used by every sequence of the call, and dropped. */
+#ifndef MLA_RUNTIME_RUNTIME_H
+#define MLA_RUNTIME_RUNTIME_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "model/model.h"
+
+typedef struct mla_rt mla_rt;
+typedef struct mla_seq mla_seq;
+
+typedef struct {
+    mla_precision precision;   /* MLA_PREC_F32 = reference path */
+    mla_dtype kv_dtype;        /* MLA_F32 (reference), MLA_BF16, MLA_F8_E4M3 */
+    size_t page_tokens;        /* 0 = 64 */
+    size_t gdn_chunk;          /* 0 = recurrent everywhere; 64 = chunked form for T > 1 */
+    bool stream_layers;        /* hold one layer's weights at a time */
+    bool absorb_prefill;       /* absorbed form in prefill, too (tests) */
+    bool expand_decode;        /* expanded form in decode, too (tests) */
+    bool mtp;                  /* load the MTP head */
+    mla_log *log;
+} mla_rt_opts;
+
+/* Borrow model and backend. FP8 caches need scales: stored ones, or mla_rt_set_kv_scale; otherwise refused by name. */
+MLA_CHECKED mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const mla_rt_opts *o, mla_err *err);
+void mla_rt_close(mla_rt *rt); /* NULL is fine; sequences first */
+const mla_config *mla_rt_config(const mla_rt *rt);
+
+/* Replaces (or removes, f == NULL) the factors of a layer without touching the model: probes and searches.
+ * The factors are copied. Not allowed while sequences are open. */
+MLA_CHECKED mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err);
+MLA_CHECKED mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err);
+/* KV bytes per token over all layers, with the current factors and dtype. */
+size_t mla_rt_kv_bytes_per_token(const mla_rt *rt);
+size_t mla_rt_peak_bytes(const mla_rt *rt); /* device bytes held at most, weights included */
+
+MLA_CHECKED mla_status mla_seq_new(mla_seq **out, mla_rt *rt, size_t max_tokens, mla_err *err);
+void mla_seq_free(mla_seq *s); /* NULL is fine */
+size_t mla_seq_len(const mla_seq *s);
+void mla_seq_reset(mla_seq *s); /* length 0, states zero */
+
+/* Observation: called on the host thread with device memory, f32 rows. Which points fire: see names. */
+typedef enum {
+    MLA_TAP_EMBED,      /* (T, D) */
+    MLA_TAP_MIXER,      /* (T, D) attention or delta-net output after its output projection */
+    MLA_TAP_MLP,        /* (T, D) */
+    MLA_TAP_LAYER,      /* (T, D) residual stream after the layer */
+    MLA_TAP_Q_NORM,     /* (T, H*d) after q_norm gain, before rotation */
+    MLA_TAP_K_NORM,     /* (T, G*d) after k_norm gain, before rotation */
+    MLA_TAP_ATTN,       /* mla_tap.attn is filled: everything the statistics need */
+    MLA_TAP_LATENT,     /* (T, groups*r) what is cached as latent, before rounding */
+    MLA_TAP_K_ROPE,     /* (T, G*rot in layout N | G*d) rotated keys as cached */
+    MLA_TAP_V,          /* (T, G*d) */
+    MLA_TAP_NORM,       /* (T, D) after the final norm */
+    MLA_TAP_MTP_OUT     /* (T, D) MTP head after mtp.norm */
+} mla_tap_point;
+
+typedef struct {        /* one full-attention layer on one chunk; device f32, dense rows unless a stride is given */
+    mla_mem *q, *q_rot; /* (T, H, d) after norm and gain, before / after RoPE */
+    mla_mem *k, *k_rot; /* (T, G, d) likewise */
+    mla_mem *v;         /* (T, G, d) */
+    mla_mem *gate;      /* (T, H, d) pre-sigmoid, row stride gate_ld, head stride gate_h; NULL when ungated */
+    size_t gate_ld, gate_h;
+    mla_mem *o;         /* (T, H, d) attention output before gate and o_proj */
+    size_t pos0;
+} mla_tap_attn;
+
+typedef struct {
+    mla_tap_point point;
+    size_t layer, seq;   /* layer index (MLA_MTP(j) for the head); index of the job in this run */
+    mla_mem *data;       /* (rows, width) */
+    size_t rows, width, ld;
+    const mla_tap_attn *attn;
+    mla_backend *be;
+} mla_tap;
+typedef mla_status (*mla_tap_fn)(void *ctx, const mla_tap *t, mla_err *err);
+
+/* One sequence's part of a run. Outputs are host memory of the caller. */
+typedef struct {
+    mla_seq *seq;
+    const int32_t *ids;      /* (T), or NULL with embeds */
+    const float *embeds;     /* (T, D) host */
+    const int32_t *pos3;     /* (3, T) T,H,W positions, or NULL: consecutive from the sequence's next position */
+    size_t T;
+    size_t logits_from;      /* rows [logits_from, T) get logits; T = none */
+    float *logits;           /* (T - logits_from, V) */
+    float *hidden;           /* (T, D) after the final norm, or NULL */
+} mla_job;
+
+/* Advances all jobs by their chunks. tap may be NULL. On error the sequences are unusable (reset them). */
+MLA_CHECKED mla_status mla_rt_run(mla_rt *rt, mla_job *jobs, size_t n, mla_tap_fn tap, void *tap_ctx, mla_err *err);
+
+/* Rows of logits may be many (T x V): a sink receives them in blocks instead of job.logits when set.
+ * rows are job-relative token indices [row0, row0+n). */
+typedef mla_status (*mla_logits_fn)(void *ctx, size_t job, size_t row0, size_t n, const float *logits, mla_err *err);
+MLA_CHECKED mla_status mla_rt_run_sink(mla_rt *rt, mla_job *jobs, size_t n, mla_tap_fn tap, mla_logits_fn sink, void *ctx, mla_err *err);
+
+/* MTP head over T tokens: hidden (T, D) after the trunk's final norm at positions p, next_ids (T) the tokens at p+1.
+ * Writes logits (T, V) predicting p+2 and, when not NULL, its own post-norm output (T, D). Its KV cache lives in seq. */
+MLA_CHECKED mla_status mla_rt_mtp(mla_rt *rt, mla_seq *seq, const float *hidden, const int32_t *next_ids, size_t T, float *logits,
+                                  float *out, mla_err *err);
+#endif
