@@ -1,0 +1,17 @@
+/* mla-calibrate: measures what a model caches and writes FP8 KV scales. The table of its subcommands. */
+#include "calibrate.h"
+
+static const cli_command COMMANDS[] = {
+    {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    static const cli_program P = {
+        .name = "mla-calibrate",
+        .about = "Runs a model over a corpus, records the range of everything it caches, and writes validated FP8 KV-cache "
+                 "scales; describes, tokenizes and hashes corpora.",
+        .command = COMMANDS,
+    };
+    return cli_main(&P, argc, argv);
+}

@@ -1,0 +1,17 @@
+/* mla-retrofit: turns a GQA checkpoint into an MLA or GLA one without training. The table of its subcommands. */
+#include "retrofit.h"
+
+static const cli_command COMMANDS[] = {
+    {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    static const cli_program P = {
+        .name = "mla-retrofit",
+        .about = "Turns an existing GQA checkpoint into one whose attention caches a latent (MLA, GLA), without training: "
+                 "statistics over a corpus, closed-form factors per layer, and a complete checkpoint folder with a receipt.",
+        .command = COMMANDS,
+    };
+    return cli_main(&P, argc, argv);
+}

@@ -1,0 +1,17 @@
+/* mla-verify: proves that a checkpoint is what it claims and answers as its base does. The table of its subcommands. */
+#include "verify.h"
+
+static const cli_command COMMANDS[] = {
+    {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    static const cli_program P = {
+        .name = "mla-verify",
+        .about = "Judges checkpoints: what is inside them, whether their receipts hold, how much cache they need, and "
+                 "whether they still answer like the original, as a CI gate.",
+        .command = COMMANDS,
+    };
+    return cli_main(&P, argc, argv);
+}

@@ -1,0 +1,7 @@
+/* One suite per file of tests/verify. */
+#ifndef MLA_TESTS_VERIFY_SUITES_H
+#define MLA_TESTS_VERIFY_SUITES_H
+#include "harness.h"
+
+Suite *suite_stats(void);
+#endif
