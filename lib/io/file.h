@@ -26,9 +26,11 @@ MLA_CHECKED mla_status mla_file_unchanged(const mla_mapped *m, mla_err *err);
 MLA_CHECKED mla_status mla_file_read(char **out, size_t *size, const char *path, size_t max, mla_err *err);
 
 typedef struct mla_out mla_out;
-/* Opens PATH.tmp-like sibling for writing. Nothing appears at `path` before mla_out_commit. */
+/* Opens a sibling ".NAME.tmp-PID-N" for writing. Nothing appears at `path` before mla_out_commit. */
 MLA_CHECKED mla_status mla_out_open(mla_out **out, const char *path, mla_err *err);
 MLA_CHECKED mla_status mla_out_write(mla_out *o, const void *data, size_t n, mla_err *err);
+/* The size to come: space is reserved where the file system can. Fails only when there is certainly not enough. */
+MLA_CHECKED mla_status mla_out_reserve(mla_out *o, uint64_t total, mla_err *err);
 uint64_t mla_out_size(const mla_out *o);
 /* sha256 over everything written so far (32 bytes), computed while writing; valid before commit. */
 void mla_out_sha256(const mla_out *o, unsigned char digest[32]);
@@ -44,18 +46,22 @@ MLA_CHECKED mla_status mla_file_write(const char *path, const void *data, size_t
 MLA_CHECKED mla_status mla_file_place(const char *src, const char *dst, const char **how, mla_err *err);
 
 /* Names (not paths) of the regular files and symlinks-to-files below dir, '/'-separated relative paths, sorted
- * bytewise, recursing into folders; ".git*" skipped. Caller frees with mla_names_free. */
+ * bytewise, recursing into folders; ".git*" and this toolkit's own temporary files skipped. Anything else (a symlink
+ * to a folder or to nothing, a pipe, a device) is an error, never left out in silence. Caller frees with
+ * mla_names_free. */
 typedef struct {
     char **name;
     size_t n;
 } mla_names;
 MLA_CHECKED mla_status mla_dir_list(mla_names *out, const char *dir, mla_err *err);
 void mla_names_free(mla_names *l);
+/* Removes the temporary files that killed runs left below dir. Only under a lock: it would take a live run's, too. */
+MLA_CHECKED mla_status mla_dir_sweep(const char *dir, mla_err *err);
 
 bool mla_path_exists(const char *path);
 bool mla_path_is_dir(const char *path);
 MLA_CHECKED mla_status mla_dir_make(const char *path, mla_err *err);        /* mkdir -p */
-MLA_CHECKED mla_status mla_dir_remove(const char *path, mla_err *err);      /* rm -r, symlinks not followed */
+MLA_CHECKED mla_status mla_dir_remove(const char *path, mla_err *err);      /* rm -r, symlinks not followed; absent is OK */
 MLA_CHECKED mla_status mla_path_rename(const char *from, const char *to, mla_err *err); /* rename + fsync parents */
 /* "dir/name"; caller frees; NULL when out of memory. */
 char *mla_path_join(const char *dir, const char *name);

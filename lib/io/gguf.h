@@ -1,4 +1,4 @@
-/* GGUF v3 reader. Opening checks every length against the bytes that are left, every name for duplicates, every
+/* GGUF v3 reader (v2 has the same layout and is read, too). Opening checks every length against the bytes that are left, every name for duplicates, every
  * offset against the running padded sum; tensor views borrow the mapping. Block types decode in quant/. */
 #ifndef MLA_IO_GGUF_H
 #define MLA_IO_GGUF_H
@@ -17,9 +17,11 @@ typedef enum { /* metadata value types, numbered as in the file */
 
 typedef enum { /* ggml tensor types, numbered as in the file */
     MLA_GT_F32 = 0, MLA_GT_F16 = 1, MLA_GT_Q4_0 = 2, MLA_GT_Q4_1 = 3, MLA_GT_Q5_0 = 6, MLA_GT_Q5_1 = 7,
-    MLA_GT_Q8_0 = 8, MLA_GT_Q2_K = 10, MLA_GT_Q3_K = 11, MLA_GT_Q4_K = 12, MLA_GT_Q5_K = 13, MLA_GT_Q6_K = 14,
-    MLA_GT_IQ4_NL = 20, MLA_GT_IQ4_XS = 23, MLA_GT_I8 = 24, MLA_GT_I16 = 25, MLA_GT_I32 = 26, MLA_GT_I64 = 27,
-    MLA_GT_F64 = 28, MLA_GT_BF16 = 30, MLA_GT_TQ1_0 = 34, MLA_GT_TQ2_0 = 35, MLA_GT_MXFP4 = 39
+    MLA_GT_Q8_0 = 8, MLA_GT_Q8_1 = 9, MLA_GT_Q2_K = 10, MLA_GT_Q3_K = 11, MLA_GT_Q4_K = 12, MLA_GT_Q5_K = 13, MLA_GT_Q6_K = 14,
+    MLA_GT_Q8_K = 15, MLA_GT_IQ2_XXS = 16, MLA_GT_IQ2_XS = 17, MLA_GT_IQ3_XXS = 18, MLA_GT_IQ1_S = 19,
+    MLA_GT_IQ4_NL = 20, MLA_GT_IQ3_S = 21, MLA_GT_IQ2_S = 22, MLA_GT_IQ4_XS = 23, MLA_GT_I8 = 24, MLA_GT_I16 = 25, MLA_GT_I32 = 26, MLA_GT_I64 = 27,
+    MLA_GT_F64 = 28, MLA_GT_IQ1_M = 29, MLA_GT_BF16 = 30, MLA_GT_TQ1_0 = 34, MLA_GT_TQ2_0 = 35, MLA_GT_MXFP4 = 39,
+    MLA_GT_NVFP4 = 40
 } mla_ggml_type;
 
 typedef struct {
