@@ -249,9 +249,9 @@ static mla_status read_tensors(mla_gguf *g, cursor *c, size_t n)
 /* ---- the file ---- */
 static mla_status read_counts(cursor *c, size_t *ntensor, size_t *nkv)
 {
-    const unsigned char *magic;
-    uint32_t version;
-    uint64_t nt, nk;
+    const unsigned char *magic = NULL;
+    uint32_t version = 0;
+    uint64_t nt = 0, nk = 0;
     mla_status st = take(c, 4, &magic, "magic");
     if (st != MLA_OK) return st;
     if (memcmp(magic, "GGUF", 4)) return mla_fail(c->err, MLA_EFORMAT, "does not begin with \"GGUF\"");
