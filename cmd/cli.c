@@ -1,7 +1,6 @@
 /* Parsing by option table, dispatch to subcommands, exit codes. */
 #include "cli.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -185,11 +184,19 @@ static const cli_command *find_command(const cli_program *p, const char *word, m
     return NULL;
 }
 
+/* One line on stderr, whatever bytes a hostile file put into a name that the message quotes. */
 static int finish(const char *program, const char *command, const mla_err *err)
 {
     if (err->status == MLA_OK) return 0;
+    char msg[sizeof err->msg];
+    size_t n = 0;
+    for (; err->msg[n]; n++) {
+        unsigned char b = (unsigned char)err->msg[n];
+        msg[n] = b < 0x20 || b == 0x7f ? '?' : err->msg[n];
+    }
+    msg[n] = '\0';
     fflush(stdout);
-    fprintf(stderr, "%s%s%s: %s\n", program, command ? " " : "", command ? command : "", err->msg);
+    fprintf(stderr, "%s%s%s: %s\n", program, command ? " " : "", command ? command : "", msg);
     return mla_exit_code(err->status);
 }
 

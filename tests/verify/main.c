@@ -3,6 +3,6 @@
 
 int main(void)
 {
-    static const mla_suite_fn SUITES[] = {suite_stats};
+    static const mla_suite_fn SUITES[] = {suite_stats, suite_reference};
     return mla_test_main("verify", SUITES, sizeof SUITES / sizeof *SUITES);
 }

@@ -4,4 +4,5 @@
 #include "harness.h"
 
 Suite *suite_stats(void);
+Suite *suite_reference(void);
 #endif
