@@ -71,7 +71,7 @@ mla_jv *mla_jv_add_size(mla_jv *arr, size_t v);
 void mla_jv_remove(mla_jv *obj, const char *key);
 
 /* Deterministic text: two-space indent, keys in stored order, shortest digits that read back the same double
- * (integers without exponent), non-finite numbers as null. Ends with a newline when indented. */
+ * (integers without exponent), non-finite numbers as null. Ends with a newline when indented; without indent there is no space at all. */
 MLA_CHECKED mla_status mla_json_print(mla_str *out, const mla_jv *v, bool indent, mla_err *err);
 MLA_CHECKED mla_status mla_json_write(const char *path, const mla_jv *v, mla_err *err); /* atomic, indented */
 #endif

@@ -71,11 +71,11 @@ static void print_value(mla_str *out, const mla_jv *v, bool indent, unsigned dep
     } else {
         mla_str_put(out, obj ? "{" : "[");
         for (const mla_jv *c = mla_jv_first(v); c; c = mla_jv_next(c)) {
-            if (c != mla_jv_first(v)) mla_str_put(out, indent ? "," : ", ");
+            if (c != mla_jv_first(v)) mla_str_put(out, ",");
             if (indent) newline(out, depth + 1);
             if (obj) {
                 print_string(out, mla_jv_key(c));
-                mla_str_put(out, ": ");
+                mla_str_put(out, indent ? ": " : ":");
             }
             print_value(out, c, indent, depth + 1);
         }
