@@ -35,13 +35,14 @@ void mla_rt_close(mla_rt *rt); /* NULL is fine; sequences first */
 const mla_config *mla_rt_config(const mla_rt *rt);
 
 /* Replaces (or removes, f == NULL) the factors of a layer without touching the model: probes and searches.
- * The factors are copied. Not allowed while sequences are open. */
+ * The factors are copied; the layer's KV scale is forgotten. Not allowed while sequences are open. */
 MLA_CHECKED mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err);
 MLA_CHECKED mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err);
-/* KV bytes per token over all layers, with the current factors and dtype. */
+/* KV bytes per token over all layers (the MTP head's too when opened with it), with the current factors and dtype. */
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt);
 size_t mla_rt_peak_bytes(const mla_rt *rt); /* device bytes held at most, weights included */
 
+/* max_tokens also settles kinds of RoPE that depend on the length (dynamic, longrope), whatever the chunks. */
 MLA_CHECKED mla_status mla_seq_new(mla_seq **out, mla_rt *rt, size_t max_tokens, mla_err *err);
 void mla_seq_free(mla_seq *s); /* NULL is fine */
 size_t mla_seq_len(const mla_seq *s);
@@ -105,6 +106,17 @@ MLA_CHECKED mla_status mla_rt_run_sink(mla_rt *rt, mla_job *jobs, size_t n, mla_
 
 /* MTP head over T tokens: hidden (T, D) after the trunk's final norm at positions p, next_ids (T) the tokens at p+1.
  * Writes logits (T, V) predicting p+2 and, when not NULL, its own post-norm output (T, D). Its KV cache lives in seq. */
+typedef struct {
+    mla_seq *seq;
+    const float *hidden;     /* (T, D) */
+    const int32_t *next_ids; /* (T) */
+    size_t T;
+    float *logits;           /* (T, V) or NULL */
+    float *out;              /* (T, D) or NULL */
+} mla_mtp_job;
+/* The same with taps (layer MLA_MTP(0)). Entry j of the head's cache embeds trunk token j + 1 and stands at its
+ * position; drafts may run past what the trunk has seen. */
+MLA_CHECKED mla_status mla_rt_mtp_run(mla_rt *rt, const mla_mtp_job *job, mla_tap_fn tap, void *tap_ctx, mla_err *err);
 MLA_CHECKED mla_status mla_rt_mtp(mla_rt *rt, mla_seq *seq, const float *hidden, const int32_t *next_ids, size_t T, float *logits,
                                   float *out, mla_err *err);
 #endif

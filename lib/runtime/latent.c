@@ -1,0 +1,150 @@
+/* Projections of a latent on the device: E and D of a retrofit, or kv_b of a stored DeepSeek layer, cut into the
+ * pieces that absorbed and expanded attention need. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "runtime/rt.h"
+
+/* Rows of a host matrix as a weight sees them: element (i, j) = a[(i / blk) blk_ld + (i % blk) row_ld + j col_ld]. */
+typedef struct {
+    const float *a;
+    size_t blk, blk_ld, row_ld, col_ld, in;
+} part;
+
+static mla_status part_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *err)
+{
+    const part *p = ctx;
+    (void)err;
+    for (size_t i = row0; i < row0 + n; i++) {
+        const float *a = p->a + i / p->blk * p->blk_ld + i % p->blk * p->row_ld;
+        if (p->col_ld == 1) memcpy(dst, a, p->in * sizeof *dst);
+        else
+            for (size_t j = 0; j < p->in; j++) dst[j] = a[j * p->col_ld];
+        dst += p->in;
+    }
+    return MLA_OK;
+}
+
+static mla_status new_part(mla_rt *rt, rt_lin *l, size_t out, part p, mla_err *err)
+{
+    return rt_lin_new(rt, l, &(mla_weight_desc){.out = out, .in = p.in, .precision = rt->o.precision, .rows = part_rows, .ctx = &p}, err);
+}
+
+/* Where the rows of head i of a group stand in D (n, r): keys at i kstep, values at v0 + i vstep. */
+typedef struct {
+    const float *D, *mu; /* (groups, n, r), (groups, n) or NULL */
+    size_t n, kstep, v0, vstep;
+} up_rows;
+
+static mla_status load_up(mla_rt *rt, rt_layer *l, const up_rows *u, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    rt_latent *lat = &l->lat;
+    size_t per = m->G / m->groups, r = m->r;
+    bool rebuild = l->kind == RT_LATENT_REBUILD;
+    lat->key = mla_alloc(m->groups, sizeof *lat->key, 1);
+    lat->val = mla_alloc(m->G, sizeof *lat->val, 1);
+    lat->key_t = rebuild ? NULL : mla_alloc(m->G, sizeof *lat->key_t, 1);
+    if (!lat->key || !lat->val || (!rebuild && !lat->key_t)) return mla_fail(err, MLA_ENOMEM, "latent of %zu heads", m->G);
+    for (size_t a = 0; a < m->groups; a++) {
+        const float *D = u->D + a * u->n * r;
+        RT_TRY(new_part(rt, &lat->key[a], per * m->dn, (part){D, m->dn, u->kstep * r, r, 1, r}, err));
+        if (rebuild) RT_TRY(rt_upload(rt, &lat->key[a].bias, u->mu + a * u->n, per * m->dn, err));
+        for (size_t i = 0; i < per; i++) {
+            size_t g = a * per + i, v = u->v0 + i * u->vstep;
+            if (!rebuild) RT_TRY(new_part(rt, &lat->key_t[g], r, (part){D + i * u->kstep * r, r, 0, 1, r, m->dn}, err));
+            RT_TRY(new_part(rt, &lat->val[g], m->dv, (part){D + v * r, m->dv, 0, r, 1, r}, err));
+            if (u->mu) RT_TRY(rt_upload(rt, &lat->val[g].bias, u->mu + a * u->n + v, m->dv, err));
+        }
+    }
+    return MLA_OK;
+}
+
+mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    const mla_factors *f = &l->f;
+    const rt_dims *m = &l->dim;
+    rt_latent *lat = &l->lat;
+    size_t per = m->G / m->groups;
+    lat->enc = mla_alloc(f->groups, sizeof *lat->enc, 1);
+    if (!lat->enc) return mla_fail(err, MLA_ENOMEM, "latent of %zu groups", f->groups);
+    for (size_t a = 0; a < f->groups; a++)
+        RT_TRY(new_part(rt, &lat->enc[a], f->r, (part){f->E + a * f->r * f->n, f->r, 0, f->n, 1, f->n}, err));
+    RT_TRY(rt_upload(rt, &lat->mu, f->mu, f->groups * f->n, err));
+    return load_up(rt, l, &(up_rows){f->D, f->mu, f->n, m->dn, per * m->dn, m->dv}, err);
+}
+
+void rt_latent_drop(mla_rt *rt, rt_layer *l)
+{
+    rt_latent *lat = &l->lat;
+    for (size_t a = 0; a < l->dim.groups; a++) {
+        if (lat->enc) rt_lin_free(rt, &lat->enc[a]);
+        if (lat->key) rt_lin_free(rt, &lat->key[a]);
+    }
+    for (size_t g = 0; g < l->dim.G; g++) {
+        if (lat->key_t) rt_lin_free(rt, &lat->key_t[g]);
+        if (lat->val) rt_lin_free(rt, &lat->val[g]);
+    }
+    mla_free(lat->enc);
+    mla_free(lat->key);
+    mla_free(lat->key_t);
+    mla_free(lat->val);
+    rt_buf_free(rt, &lat->mu);
+    *lat = (rt_latent){0};
+}
+
+/* --- stored DeepSeek attention ------------------------------------------------------------------------------- */
+
+typedef struct { /* a stored matrix whose rotary rows stand as interleaved pairs: new j <- 2j, new j + rot/2 <- 2j + 1 */
+    mla_mat m;
+    size_t head, first, rot; /* rows per head, first rotary row within it, rotary rows */
+    bool pairs;
+} ds_src;
+
+static mla_status ds_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *err)
+{
+    const ds_src *s = ctx;
+    if (!s->pairs) return mla_mat_rows(&s->m, row0, n, dst, err);
+    for (size_t i = row0; i < row0 + n; i++, dst += s->m.in) {
+        size_t in_head = i % s->head, from = i;
+        if (in_head >= s->first) {
+            size_t j = in_head - s->first, half = s->rot / 2;
+            from = i - in_head + s->first + (j < half ? 2 * j : 2 * (j - half) + 1);
+        }
+        RT_TRY(mla_mat_rows(&s->m, from, 1, dst, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status ds_lin(mla_rt *rt, rt_lin *l, mla_wkind k, const rt_layer *layer, size_t head, mla_err *err)
+{
+    const rt_dims *m = &layer->dim;
+    ds_src s = {.head = head, .first = head - m->rot, .rot = m->rot, .pairs = rt->cfg->rope.interleaved_pairs};
+    RT_TRY(mla_model_mat(rt->model, k, layer->index, &s.m, err));
+    return rt_lin_new(rt, l, &(mla_weight_desc){.out = s.m.out, .in = s.m.in, .precision = rt->o.precision, .rows = ds_rows, .ctx = &s}, err);
+}
+
+mla_status rt_ds_load(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    const mla_config *c = rt->cfg;
+    const rt_dims *m = &l->dim;
+    size_t i = l->index, n = m->H * (m->dn + m->dv);
+    if (c->q_lora_rank) {
+        RT_TRY(rt_lin_model(rt, &l->ds_q_a, MLA_W_DS_Q_A, i, err));
+        RT_TRY(rt_vec(rt, &l->ds_q_a_norm, MLA_W_DS_Q_A_NORM, i, c->q_lora_rank, err));
+    }
+    RT_TRY(ds_lin(rt, &l->q, c->q_lora_rank ? MLA_W_DS_Q_B : MLA_W_Q, l, m->d, err));
+    RT_TRY(ds_lin(rt, &l->ds_kv_a, MLA_W_DS_KV_A, l, m->r + m->rot, err));
+    RT_TRY(rt_vec(rt, &l->ds_kv_a_norm, MLA_W_DS_KV_A_NORM, i, m->r, err));
+    RT_TRY(rt_lin_model(rt, &l->o, MLA_W_O, i, err));
+    mla_mat b;
+    RT_TRY(mla_model_mat(rt->model, MLA_W_DS_KV_B, i, &b, err));
+    if (b.out != n || b.in != m->r)
+        return mla_fail(err, MLA_EFORMAT, "layer %zu: kv_b is (%zu, %zu), expected (%zu, %zu)", i, b.out, b.in, n, m->r);
+    float *D = mla_alloc_raw(n, m->r, sizeof *D);
+    if (!D) return mla_fail(err, MLA_ENOMEM, "layer %zu: kv_b", i);
+    mla_status st = mla_mat_rows(&b, 0, n, D, err);
+    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, NULL, n, m->dn + m->dv, m->dn, m->dn + m->dv}, err);
+    mla_free(D);
+    return st;
+}

@@ -1,0 +1,114 @@
+/* Attention over cached latents. Absorbed: queries are mapped into the latent, (D_K q) . c, and the averaged latent is
+ * mapped to values, D_V o + mu_V; nothing per cached token is computed. Expanded: keys and values of all cached tokens
+ * are formed from the latents first, cheaper once many queries share them. mu_K shifts all logits of a query alike
+ * and is left out, except in the rebuild layout, where the rotation makes it matter. */
+#include "runtime/rt.h"
+
+typedef struct { /* y[t,h] = W[h / m] x[t,h]; heads of y and x stand yh and xh apart */
+    const rt_lin *w;  /* (G) */
+    rt_rows y, x;
+    size_t yh, xh, G, m;
+} head_map;
+
+/* Rows are heads of one token, or tokens of one head, whichever needs fewer calls. */
+static mla_status per_head(mla_rt *rt, const head_map *a, size_t T, mla_err *err)
+{
+    if (T <= a->m) {
+        for (size_t t = 0; t < T; t++)
+            for (size_t g = 0; g < a->G; g++) {
+                rt_rows y = {mla_at(a->y.p, t * a->y.ld + g * a->m * a->yh), a->yh};
+                rt_rows x = {mla_at(a->x.p, t * a->x.ld + g * a->m * a->xh), a->xh};
+                RT_TRY(rt_linear(rt, &a->w[g], y, x, a->m, err));
+            }
+        return MLA_OK;
+    }
+    for (size_t h = 0; h < a->G * a->m; h++) {
+        rt_rows y = {mla_at(a->y.p, h * a->yh), a->y.ld}, x = {mla_at(a->x.p, h * a->xh), a->x.ld};
+        RT_TRY(rt_linear(rt, &a->w[h / a->m], y, x, T, err));
+    }
+    return MLA_OK;
+}
+
+static mla_kv_view dense(const mla_rt *rt, mla_mem *p, size_t heads, size_t w)
+{
+    return (mla_kv_view){.data = p, .page_tokens = rt->pool.page_tokens, .row_elems = heads * w, .head_stride = w, .dtype = MLA_F32, .scale = 1};
+}
+
+/* Keys xk (S, G, dn) and, when asked, values xv (S, G, dv) of all S cached tokens. */
+static mla_status expand(mla_rt *rt, const rt_layer *l, const rt_piece *p, mla_mem **xk, mla_mem **xv, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t S = p->pos + p->n, cw = m->groups * m->r, per = m->G / m->groups;
+    mla_mem *c; /* (S, groups, r) */
+    RT_TRY(rt_scratch(rt, RT_S_XC, S, cw, &c, err));
+    RT_TRY(rt_scratch(rt, RT_S_XK, S, m->G * m->dn, xk, err));
+    if (xv) RT_TRY(rt_scratch(rt, RT_S_XV, S, m->G * m->dv, xv, err));
+    mla_kv_read_args rd = {.from = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .y = c, .ldy = cw, .n = S, .width = cw};
+    RT_TRY(RT_OP(rt, kv_read, &rd, err));
+    for (size_t a = 0; a < m->groups; a++)
+        RT_TRY(rt_linear(rt, &l->lat.key[a], (rt_rows){mla_at(*xk, a * per * m->dn), m->G * m->dn}, (rt_rows){mla_at(c, a * m->r), cw}, S, err));
+    for (size_t g = 0; xv && g < m->G; g++)
+        RT_TRY(rt_linear(rt, &l->lat.val[g], (rt_rows){mla_at(*xv, g * m->dv), m->G * m->dv}, (rt_rows){mla_at(c, g / per * m->r), cw}, S, err));
+    return MLA_OK;
+}
+
+/* Keys for this piece's queries: q, k and the rotary part of the attention's arguments. */
+static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows q, mla_attn_args *at, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    bool rebuild = l->kind == RT_LATENT_REBUILD;
+    mla_mem *xk, *xv = NULL;
+    if (rebuild || p->expand) {
+        RT_TRY(expand(rt, l, p, &xk, p->expand ? &xv : NULL, err));
+        if (rebuild) {
+            mla_rope_args ra = {.x = xk, .ldx = m->G * m->d, .T = p->pos + p->n, .heads = m->G, .head_stride = m->d, .rot = m->rot,
+                                .cos = p->seq->cos.p, .sin = p->seq->sin.p};
+            RT_TRY(RT_OP(rt, rope, &ra, err));
+        }
+        at->q = rebuild ? q.p : mla_at(q.p, m->q_nope);
+        at->ldq = q.ld;
+        at->qh_stride = m->d;
+        at->k = dense(rt, xk, m->G, m->dn);
+        at->kh = m->G;
+        at->dk = m->dn;
+        if (xv) at->v = dense(rt, xv, m->G, m->dv), at->vh = m->G, at->dv = m->dv;
+    } else {
+        mla_mem *a; /* (n, H, r) absorbed queries */
+        RT_TRY(rt_scratch(rt, RT_S_A, p->n, m->H * m->r, &a, err));
+        head_map f = {.w = l->lat.key_t, .y = {a, m->H * m->r}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = m->r, .xh = m->d, .G = m->G,
+                      .m = m->H / m->G};
+        RT_TRY(per_head(rt, &f, p->n, err));
+        at->q = a;
+        at->ldq = m->H * m->r;
+        at->qh_stride = m->r;
+        at->k = rt_view(rt, l, p->seq, 0, m->r, l->scale.k);
+        at->kh = m->groups;
+        at->dk = m->r;
+    }
+    if (!m->G2) return MLA_OK;
+    at->q2 = mla_at(q.p, m->q_rot);
+    at->ldq2 = q.ld;
+    at->q2h_stride = m->d;
+    at->k2 = rt_view(rt, l, p->seq, m->groups * m->r, m->rot, l->scale.v);
+    at->k2h = m->G2;
+    at->dk2 = m->rot;
+    return MLA_OK;
+}
+
+mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_qo qo, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .T = p->n, .H = m->H, .pos0 = p->pos, .scale = m->scale};
+    RT_TRY(set_keys(rt, l, p, qo.q, &at, err));
+    if (p->expand) return RT_OP(rt, attention, &at, err);
+    mla_mem *ol; /* (n, H, r) averaged latents */
+    RT_TRY(rt_scratch(rt, RT_S_OL, p->n, m->H * m->r, &ol, err));
+    at.o = ol;
+    at.ldo = m->H * m->r;
+    at.v = rt_view(rt, l, p->seq, 0, m->r, l->scale.k);
+    at.vh = m->groups;
+    at.dv = m->r;
+    RT_TRY(RT_OP(rt, attention, &at, err));
+    head_map f = {.w = l->lat.val, .y = qo.o, .x = {ol, m->H * m->r}, .yh = m->dv, .xh = m->r, .G = m->G, .m = m->H / m->G};
+    return per_head(rt, &f, p->n, err);
+}

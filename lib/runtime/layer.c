@@ -1,0 +1,85 @@
+/* One decoder layer on a block of rows: x += mixer(norm(x)); x += mlp(norm(x)); mlp = down(silu(gate x) * up x). */
+#include "runtime/rt.h"
+
+mla_status rt_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t rows, size_t d, mla_err *err)
+{
+    mla_norm_args a = {.y = y.p, .ldy = y.ld, .x = x.p, .ldx = x.ld, .rows = rows, .d = d, .gain = gain->p, .eps = rt->cfg->rms_eps};
+    return RT_OP(rt, rmsnorm, &a, err);
+}
+
+mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale)
+{
+    return (mla_kv_view){.data = l->cache.p, .pages = s->pages, .page_tokens = rt->pool.page_tokens, .row_elems = l->row_elems,
+                         .col = col, .head_stride = head_stride, .dtype = rt->o.kv_dtype,
+                         .scale = rt->o.kv_dtype == MLA_F8_E4M3 ? scale : 1};
+}
+
+mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err)
+{
+    if (!b->tap) return MLA_OK;
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_tap t = {.point = point, .layer = layer, .seq = p->job, .data = mla_at(data.p, p->row * data.ld), .rows = p->n,
+                     .width = width, .ld = data.ld, .be = rt->be};
+        RT_TRY(b->tap(b->ctx, &t, err));
+    }
+    return MLA_OK;
+}
+
+mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+{
+    size_t D = rt->cfg->hidden, I = l->gate.out;
+    mla_mem *g, *u; /* (rows, I) */
+    RT_TRY(rt_scratch(rt, RT_S_B1, b->rows, I, &g, err));
+    RT_TRY(rt_scratch(rt, RT_S_B2, b->rows, I, &u, err));
+    RT_TRY(rt_linear(rt, &l->gate, (rt_rows){g, I}, (rt_rows){h, D}, b->rows, err));
+    RT_TRY(rt_linear(rt, &l->up, (rt_rows){u, I}, (rt_rows){h, D}, b->rows, err));
+    RT_TRY(RT_OP(rt, silu_mul, g, g, u, b->rows * I, err));
+    return rt_linear(rt, &l->down, (rt_rows){out, D}, (rt_rows){g, I}, b->rows, err);
+}
+
+static mla_status mixer(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+{
+    switch (l->kind) {
+    case RT_GDN: return rt_gdn(rt, l, b, h, out, err);
+    case RT_LATENT_DS: return rt_ds(rt, l, b, h, out, err);
+    default: return rt_attn(rt, l, b, h, out, err);
+    }
+}
+
+/* Names the first row that went wrong. Decode steps skip the look (it waits for the device): their logits are checked. */
+static mla_status check_finite(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_err *err)
+{
+    size_t D = rt->cfg->hidden;
+    mla_range r;
+    char text[32];
+    if (b->rows == b->n) return MLA_OK; /* one row per sequence */
+    RT_TRY(RT_OP(rt, range, b->x, b->rows, D, D, &r, err));
+    if (!r.nonfinite) return MLA_OK;
+    for (size_t i = 0; i < b->n; i++)
+        for (size_t t = 0; t < b->piece[i].n; t++) {
+            RT_TRY(RT_OP(rt, range, mla_at(b->x, (b->piece[i].row + t) * D), 1, D, D, &r, err));
+            if (r.nonfinite)
+                return mla_fail(err, MLA_EFORMAT, "%s: %llu of %zu activations of token %zu of sequence %zu are not finite",
+                                rt_layer_text(l, text), (unsigned long long)r.nonfinite, D, b->piece[i].pos + t, b->piece[i].job);
+        }
+    return mla_fail(err, MLA_EINTERNAL, "%s: non-finite activations without a row", rt_layer_text(l, text));
+}
+
+mla_status rt_layer_run(mla_rt *rt, rt_layer *l, rt_block *b, mla_err *err)
+{
+    size_t D = rt->cfg->hidden;
+    rt_rows x = {b->x, D}, h = {NULL, D}, out = {NULL, D};
+    RT_TRY(rt_scratch(rt, RT_S_H, b->rows, D, &h.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_OUT, b->rows, D, &out.p, err));
+    RT_TRY(rt_norm(rt, &l->in_norm, h, x, b->rows, D, err));
+    RT_TRY(mixer(rt, l, b, h.p, out.p, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_MIXER, l->index, out, D, err));
+    RT_TRY(RT_OP(rt, add, x.p, out.p, b->rows * D, err));
+    RT_TRY(rt_norm(rt, &l->post_norm, h, x, b->rows, D, err));
+    RT_TRY(rt_mlp(rt, l, b, h.p, out.p, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_MLP, l->index, out, D, err));
+    RT_TRY(RT_OP(rt, add, x.p, out.p, b->rows * D, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_LAYER, l->index, x, D, err));
+    return check_finite(rt, l, b, err);
+}

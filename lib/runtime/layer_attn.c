@@ -1,0 +1,163 @@
+/* Full attention with the model's own projections: q, k, v (+bias) -> per-head norm -> rotation -> cache -> attention
+ * over the cached, rounded values -> sigmoid gate -> output projection. What is cached decides the middle part:
+ * keys and values (GQA), or a latent of a retrofit. */
+#include "runtime/rt.h"
+
+typedef struct { /* activations of one block; row-major, T = rows of the block */
+    mla_mem *proj;        /* (T, H, d) or, gated, (T, H, [q d | gate d]) */
+    size_t qw;            /* width of a head in proj */
+    mla_mem *q, *q_rot;   /* (T, H, d) before / after rotation: one buffer when nobody taps */
+    mla_mem *k, *k_rot;   /* (T, G, d) likewise */
+    mla_mem *v;           /* (T, G, d) */
+    mla_mem *o;           /* (T, H, dv) */
+} attn;
+
+/* Per-head norm of heads standing xw apart, to dense rows; a model without norms only needs the gate stripped. */
+static mla_status head_norm(mla_rt *rt, const rt_buf *gain, mla_mem **x, rt_scratch_id to, size_t xw, size_t heads, size_t d, mla_err *err)
+{
+    mla_mem *y;
+    if (!gain->p && xw == d) return MLA_OK;
+    RT_TRY(rt_scratch(rt, to, heads, d, &y, err));
+    mla_mem *from = *x;
+    *x = y;
+    if (gain->p) return rt_norm(rt, gain, (rt_rows){y, d}, (rt_rows){from, xw}, heads, d, err);
+    return RT_OP(rt, copy_rows, y, d, from, xw, heads, d, err);
+}
+
+static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *h, attn *a, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t T = b->rows, D = rt->cfg->hidden;
+    a->qw = rt->cfg->attn_gate ? 2 * m->d : m->d;
+    RT_TRY(rt_scratch(rt, RT_S_PROJ, T, m->H * a->qw, &a->proj, err));
+    RT_TRY(rt_scratch(rt, RT_S_K0, T, m->G * m->d, &a->k, err));
+    RT_TRY(rt_scratch(rt, RT_S_V, T, m->G * m->d, &a->v, err));
+    RT_TRY(rt_scratch(rt, RT_S_O, T, m->H * m->dv, &a->o, err));
+    RT_TRY(rt_linear(rt, &l->q, (rt_rows){a->proj, m->H * a->qw}, (rt_rows){h, D}, T, err));
+    RT_TRY(rt_linear(rt, &l->k, (rt_rows){a->k, m->G * m->d}, (rt_rows){h, D}, T, err));
+    RT_TRY(rt_linear(rt, &l->v, (rt_rows){a->v, m->G * m->d}, (rt_rows){h, D}, T, err));
+    a->q = a->proj;
+    RT_TRY(head_norm(rt, &l->q_norm, &a->q, RT_S_Q, a->qw, T * m->H, m->d, err));
+    RT_TRY(head_norm(rt, &l->k_norm, &a->k, RT_S_K, m->d, T * m->G, m->d, err));
+    if (l->q_norm.p) {
+        RT_TRY(rt_tap(rt, b, MLA_TAP_Q_NORM, l->index, (rt_rows){a->q, m->H * m->d}, m->H * m->d, err));
+        RT_TRY(rt_tap(rt, b, MLA_TAP_K_NORM, l->index, (rt_rows){a->k, m->G * m->d}, m->G * m->d, err));
+    }
+    return rt_tap(rt, b, MLA_TAP_V, l->index, (rt_rows){a->v, m->G * m->d}, m->G * m->d, err);
+}
+
+/* *rot = x rotated, piece by piece; x survives in its own buffer only when somebody taps. */
+static mla_status rotate(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *x, mla_mem **rot, rt_scratch_id to, size_t heads,
+                         mla_err *err)
+{
+    size_t d = l->dim.d, w = heads * d;
+    *rot = x;
+    if (b->tap) {
+        RT_TRY(rt_scratch(rt, to, b->rows, w, rot, err));
+        RT_TRY(RT_OP(rt, copy, *rot, x, b->rows * w * 4, err));
+    }
+    if (!l->dim.rot) return MLA_OK;
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_rope_args a = {.x = mla_at(*rot, p->row * w + l->dim.q_rot), .ldx = w, .T = p->n, .heads = heads, .head_stride = d,
+                           .rot = l->dim.rot, .cos = p->cos, .sin = p->sin};
+        RT_TRY(RT_OP(rt, rope, &a, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status write_rows(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_piece *p, size_t width, mla_err *err)
+{
+    mla_kv_write_args a = {.to = to, .x = mla_at(x.p, p->row * x.ld), .ldx = x.ld, .T = p->n, .width = width, .pos0 = p->pos};
+    return RT_OP(rt, kv_write, &a, err);
+}
+
+/* Cached row: [K (G d) | V (G d)]. */
+static mla_status gqa(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t w = m->G * m->d;
+    RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, (rt_rows){a->k_rot, w}, w, err));
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_kv_view k = rt_view(rt, l, p->seq, 0, m->d, l->scale.k), v = rt_view(rt, l, p->seq, w, m->d, l->scale.v);
+        RT_TRY(write_rows(rt, k, (rt_rows){a->k_rot, w}, p, w, err));
+        RT_TRY(write_rows(rt, v, (rt_rows){a->v, w}, p, w, err));
+        mla_attn_args at = {.o = mla_at(a->o, p->row * m->H * m->d), .ldo = m->H * m->d, .q = mla_at(a->q_rot, p->row * m->H * m->d),
+                            .ldq = m->H * m->d, .qh_stride = m->d, .k = k, .v = v, .kh = m->G, .vh = m->G, .T = p->n, .H = m->H,
+                            .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale};
+        RT_TRY(RT_OP(rt, attention, &at, err));
+    }
+    return MLA_OK;
+}
+
+/* c (T, groups, r) = E (y - mu) with y (T, groups, n) = [keys head by head | values] of each group; keys unrotated. */
+static mla_status encode(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_mem **c, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t T = b->rows, per = m->G / m->groups, w = m->groups * m->n, cw = m->groups * m->r, first = m->d - m->dn;
+    mla_mem *y;
+    RT_TRY(rt_scratch(rt, RT_S_Y, T, w, &y, err));
+    RT_TRY(rt_scratch(rt, RT_S_C, T, cw, c, err));
+    for (size_t g = 0; g < m->G; g++)
+        RT_TRY(RT_OP(rt, copy_rows, mla_at(y, g / per * m->n + g % per * m->dn), w, mla_at(a->k, g * m->d + first), m->G * m->d, T,
+                     m->dn, err));
+    for (size_t u = 0; u < m->groups; u++)
+        RT_TRY(RT_OP(rt, copy_rows, mla_at(y, u * m->n + per * m->dn), w, mla_at(a->v, u * per * m->d), m->G * m->d, T, per * m->d, err));
+    RT_TRY(RT_OP(rt, add_rows, y, w, T, w, l->lat.mu.p, -1.0f, err));
+    for (size_t u = 0; u < m->groups; u++)
+        RT_TRY(rt_linear(rt, &l->lat.enc[u], (rt_rows){mla_at(*c, u * m->r), cw}, (rt_rows){mla_at(y, u * m->n), w}, T, err));
+    return rt_tap(rt, b, MLA_TAP_LATENT, l->index, (rt_rows){*c, cw}, cw, err);
+}
+
+/* Cached row: [c (groups r) | rotated rotary keys (G rot)], the second part only in layout N. */
+static mla_status latent(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_mem *c, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t cw = m->groups * m->r, kw = m->G2 * m->rot;
+    mla_mem *kr = NULL; /* (T, G, rot) */
+    if (kw) {
+        RT_TRY(rt_scratch(rt, RT_S_KR, b->rows, kw, &kr, err));
+        RT_TRY(RT_OP(rt, copy_rows, kr, m->rot, a->k_rot, m->d, b->rows * m->G, m->rot, err));
+        RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, (rt_rows){kr, kw}, kw, err));
+    }
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        RT_TRY(write_rows(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), (rt_rows){c, cw}, p, cw, err));
+        if (kw) RT_TRY(write_rows(rt, rt_view(rt, l, p->seq, cw, m->rot, l->scale.v), (rt_rows){kr, kw}, p, kw, err));
+        rt_qo qo = {{mla_at(a->q_rot, p->row * m->H * m->d), m->H * m->d}, {mla_at(a->o, p->row * m->H * m->dv), m->H * m->dv}};
+        RT_TRY(rt_latent_attend(rt, l, p, qo, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    for (size_t i = 0; b->tap && i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        size_t qo = p->row * m->H * m->d, ko = p->row * m->G * m->d;
+        bool gated = rt->cfg->attn_gate;
+        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = mla_at(a->q_rot, qo), .k = mla_at(a->k, ko), .k_rot = mla_at(a->k_rot, ko),
+                          .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos};
+        if (gated) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
+        mla_tap tap = {.point = MLA_TAP_ATTN, .layer = l->index, .seq = p->job, .rows = p->n, .attn = &t, .be = rt->be};
+        RT_TRY(b->tap(b->ctx, &tap, err));
+    }
+    return MLA_OK;
+}
+
+mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    attn a = {0};
+    mla_mem *c = NULL;
+    RT_TRY(project(rt, l, b, h, &a, err));
+    if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c, err)); /* before the keys turn */
+    RT_TRY(rotate(rt, l, b, a.q, &a.q_rot, RT_S_QROT, m->H, err));
+    RT_TRY(rotate(rt, l, b, a.k, &a.k_rot, RT_S_KROT, m->G, err));
+    RT_TRY(l->kind == RT_GQA ? gqa(rt, l, b, &a, err) : latent(rt, l, b, &a, c, err));
+    RT_TRY(tap_attn(rt, l, b, &a, err));
+    if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, a.o, mla_at(a.proj, m->d), b->rows * m->H, m->d, a.qw, err));
+    return rt_linear(rt, &l->o, (rt_rows){out, rt->cfg->hidden}, (rt_rows){a.o, m->H * m->dv}, b->rows, err);
+}

@@ -1,0 +1,76 @@
+/* Stored DeepSeek attention: q (through its own low rank or direct), one normed latent and one rotary key per token
+ * for all heads; keys and values of the heads come from kv_b. Its two inner norms use eps 1e-6 whatever the config. */
+#include "runtime/rt.h"
+
+static mla_status inner_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t rows, size_t d, mla_err *err)
+{
+    mla_norm_args a = {.y = y.p, .ldy = y.ld, .x = x.p, .ldx = x.ld, .rows = rows, .d = d, .gain = gain->p, .eps = 1e-6};
+    return RT_OP(rt, rmsnorm, &a, err);
+}
+
+/* q (T, H, [nope | rope]) with the second part rotated */
+static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, rt_rows h, rt_rows *q, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t w = m->H * m->d, ra = l->ds_q_a.out;
+    q->ld = w;
+    RT_TRY(rt_scratch(rt, RT_S_Q, b->rows, w, &q->p, err));
+    if (l->ds_q_a.w) {
+        rt_rows lo = {NULL, ra}, n = {NULL, ra};
+        RT_TRY(rt_scratch(rt, RT_S_PROJ, b->rows, ra, &lo.p, err));
+        RT_TRY(rt_scratch(rt, RT_S_Y, b->rows, ra, &n.p, err));
+        RT_TRY(rt_linear(rt, &l->ds_q_a, lo, h, b->rows, err));
+        RT_TRY(inner_norm(rt, &l->ds_q_a_norm, n, lo, b->rows, ra, err));
+        h = n;
+    }
+    RT_TRY(rt_linear(rt, &l->q, *q, h, b->rows, err));
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_rope_args a = {.x = mla_at(q->p, p->row * w + m->q_rot), .ldx = w, .T = p->n, .heads = m->H, .head_stride = m->d,
+                           .rot = m->rot, .cos = p->cos, .sin = p->sin};
+        RT_TRY(RT_OP(rt, rope, &a, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status cache_piece(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows c, rt_rows kr, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    mla_kv_write_args w = {.to = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .x = mla_at(c.p, p->row * c.ld), .ldx = c.ld, .T = p->n,
+                           .width = m->r, .pos0 = p->pos};
+    RT_TRY(RT_OP(rt, kv_write, &w, err));
+    w.to = rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v);
+    w.x = mla_at(kr.p, p->row * kr.ld);
+    w.ldx = kr.ld;
+    w.width = m->rot;
+    return RT_OP(rt, kv_write, &w, err);
+}
+
+mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t D = rt->cfg->hidden, w = m->r + m->rot;
+    rt_rows q, kv = {NULL, w}, c = {NULL, m->r}, kr, o = {NULL, m->H * m->dv};
+    RT_TRY(query(rt, l, b, (rt_rows){h, D}, &q, err));
+    RT_TRY(rt_scratch(rt, RT_S_K0, b->rows, w, &kv.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_C, b->rows, m->r, &c.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_O, b->rows, o.ld, &o.p, err));
+    RT_TRY(rt_linear(rt, &l->ds_kv_a, kv, (rt_rows){h, D}, b->rows, err));
+    RT_TRY(inner_norm(rt, &l->ds_kv_a_norm, c, kv, b->rows, m->r, err));
+    kr = (rt_rows){mla_at(kv.p, m->r), w};
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_rope_args a = {.x = mla_at(kr.p, p->row * w), .ldx = w, .T = p->n, .heads = 1, .head_stride = m->rot, .rot = m->rot,
+                           .cos = p->cos, .sin = p->sin};
+        RT_TRY(RT_OP(rt, rope, &a, err));
+    }
+    RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, m->r, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, kr, m->rot, err));
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        RT_TRY(cache_piece(rt, l, p, c, kr, err));
+        rt_qo qo = {{mla_at(q.p, p->row * q.ld), q.ld}, {mla_at(o.p, p->row * o.ld), o.ld}};
+        RT_TRY(rt_latent_attend(rt, l, p, qo, err));
+    }
+    return rt_linear(rt, &l->o, (rt_rows){out, D}, o, b->rows, err);
+}

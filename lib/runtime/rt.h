@@ -1,0 +1,210 @@
+/* Inside of the runtime: what its files share. Not for the layers above.
+ *
+ * Rows of all jobs of a call stand one after the other in one residual buffer, so that every linear layer sees them
+ * as one matrix; only what has a state (caches, delta net, rotation) walks the pieces of a block, one per sequence.
+ * Letters as in backend.h: T rows, D hidden, H query heads, G KV heads, d head dim, r latent values, S cached tokens. */
+#ifndef MLA_RUNTIME_RT_H
+#define MLA_RUNTIME_RT_H
+#include "runtime/runtime.h"
+
+#define RT_TRY(e)                         \
+    do {                                  \
+        mla_status rt_st_ = (e);          \
+        if (rt_st_ != MLA_OK) return rt_st_; \
+    } while (0)
+/* One backend operation: RT_OP(rt, add, y, x, n, err). */
+#define RT_OP(rt, op, ...) ((rt)->be->ops->op((rt)->be, __VA_ARGS__))
+
+typedef struct { /* device bytes, counted against the runtime's peak */
+    mla_mem *p;
+    size_t bytes;
+} rt_buf;
+
+typedef struct { /* a linear layer; w == NULL: the model has none */
+    mla_weight *w;
+    rt_buf bias;
+    size_t out, in;
+    bool borrowed;   /* w belongs to another rt_lin (tied embeddings) */
+} rt_lin;
+
+typedef struct { /* rows of f32, ld elements apart */
+    mla_mem *p;
+    size_t ld;
+} rt_rows;
+
+typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_DS, RT_GDN } rt_kind;
+
+typedef struct { /* widths of one attention layer */
+    size_t H, G, d;          /* query heads, KV heads, head dim of q and k */
+    size_t dv;               /* value dim per head */
+    size_t rot;              /* rotated dims */
+    size_t q_rot, q_nope;    /* where the rotated / the other dims start within a head of q */
+    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, DS) or d (rebuild) */
+    size_t groups, r, n;     /* latents per token, values and features of each */
+    size_t G2;               /* rotary keys per token beside the latent: G (N), 1 (DS), 0 */
+    float scale;
+} rt_dims;
+
+typedef struct { /* a latent's projections; a = group, g = KV head */
+    rt_lin *enc;             /* (groups) E_a: (r, n) */
+    rt_buf mu;               /* (groups, n) subtracted before E; empty: none */
+    rt_lin *key;             /* (groups) D_K: ((G/groups) dn, r), bias mu_K in the rebuild layout */
+    rt_lin *key_t;           /* (G) D_K,g transposed: (r, dn); NULL in the rebuild layout */
+    rt_lin *val;             /* (G) D_V,g: (dv, r), bias mu_V */
+} rt_latent;
+
+typedef struct {
+    size_t index;            /* as the model counts: 0.., or MLA_MTP(0) */
+    rt_kind kind;
+    rt_dims dim;
+    bool loaded;
+    rt_buf in_norm, post_norm, q_norm, k_norm; /* gains */
+    rt_lin q, k, v, o, gate, up, down;
+    rt_lin gdn_qkv, gdn_z, gdn_b, gdn_a, gdn_out;
+    rt_buf conv_w, a_log, dt_bias, gdn_norm;
+    rt_lin ds_q_a, ds_kv_a;
+    rt_buf ds_q_a_norm, ds_kv_a_norm;
+    rt_latent lat;
+    mla_factors f;           /* host copy; layout NONE: the layer caches keys and values */
+    mla_kv_scale scale;
+    size_t row_elems;        /* cached values per token; 0 for the delta net */
+    rt_buf cache;            /* (pool slots, row_elems) of the cache dtype */
+} rt_layer;
+
+typedef enum { /* scratch buffers by what they hold; they grow and are reused by every layer */
+    RT_S_X, RT_S_H, RT_S_PROJ, RT_S_Q, RT_S_QROT, RT_S_K0, RT_S_K, RT_S_KROT, RT_S_V, RT_S_O, RT_S_OUT,
+    RT_S_Y, RT_S_C, RT_S_KR, RT_S_A, RT_S_OL, RT_S_XC, RT_S_XK, RT_S_XV,
+    RT_S_B1, RT_S_B2, RT_S_B3, RT_S_B4, RT_S_B5, RT_S_LOGITS, RT_S_COS, RT_S_SIN,
+    RT_S_N
+} rt_scratch_id;
+
+typedef struct { /* pages of the KV caches: one id is a range of slots in every layer's buffer */
+    size_t page_tokens, cap; /* pages there is memory for */
+    size_t want;             /* most pages the open sequences may need together */
+    int32_t *free_id;        /* stack of ids not in use */
+    size_t n_free, used;     /* ids below `used` were handed out at least once */
+} rt_pool;
+
+struct mla_rt {
+    const mla_model *model;
+    const mla_config *cfg;
+    mla_backend *be;
+    mla_rt_opts o;
+    size_t bytes, peak;      /* device bytes now and at most */
+    rt_layer *layer;         /* (n_layer) trunk, then the MTP head's when opened */
+    size_t n_layer, n_trunk;
+    rt_lin embed, head;
+    rt_buf final_norm;
+    rt_lin mtp_fc;
+    rt_buf mtp_embed_norm, mtp_hidden_norm, mtp_norm;
+    rt_pool pool;
+    size_t open_seqs;
+    rt_buf scratch[RT_S_N];
+};
+
+struct mla_seq {
+    mla_rt *rt;
+    size_t max_tokens, len;  /* tokens of the trunk */
+    size_t mtp_len;          /* tokens of the MTP head's own cache */
+    int32_t next_pos;        /* position of the next token */
+    bool broken;             /* a run failed half-way: only reset helps */
+    bool fresh;              /* states are to be zeroed before the next run */
+    int32_t *pages;          /* block table, shared by trunk and MTP head */
+    size_t n_pages, cap_pages;
+    int32_t *pos;            /* (cap_pos, 3) T,H,W position of every token */
+    size_t cap_pos;
+    double *inv_freq;        /* (rot/2), settled by max_tokens */
+    rt_buf cos, sin;         /* (table rows, rot/2) of tokens 0.. */
+    size_t table;            /* rows filled */
+    rt_buf *conv, *state;    /* (n_layer) delta net states; empty elsewhere */
+};
+
+typedef struct { /* rows [row, row + n) of a block belong to tokens [pos, pos + n) of a sequence */
+    mla_seq *seq;
+    size_t job, row, n, pos;
+    mla_mem *cos, *sin;      /* of these tokens */
+    bool expand;             /* expanded form of a latent's attention */
+} rt_piece;
+
+typedef struct { /* a part of the residual stream that goes through a layer at once */
+    mla_mem *x;              /* (rows, D) */
+    size_t rows;
+    rt_piece *piece;
+    size_t n;
+    mla_tap_fn tap;          /* NULL: nobody looks */
+    void *ctx;
+} rt_block;
+
+/* dev.c: device memory and weights, all counted */
+MLA_CHECKED mla_status rt_buf_new(mla_rt *rt, rt_buf *b, size_t count, size_t size, mla_err *err); /* b empty before */
+void rt_buf_free(mla_rt *rt, rt_buf *b);
+/* Scratch of at least count f32; the content is undefined. */
+MLA_CHECKED mla_status rt_scratch(mla_rt *rt, rt_scratch_id id, size_t rows, size_t width, mla_mem **out, mla_err *err);
+MLA_CHECKED mla_status rt_upload(mla_rt *rt, rt_buf *b, const float *v, size_t n, mla_err *err); /* allocates b */
+MLA_CHECKED mla_status rt_vec(mla_rt *rt, rt_buf *b, mla_wkind k, size_t layer, size_t len, mla_err *err);
+MLA_CHECKED mla_status rt_lin_new(mla_rt *rt, rt_lin *l, const mla_weight_desc *d, mla_err *err);
+MLA_CHECKED mla_status rt_lin_model(mla_rt *rt, rt_lin *l, mla_wkind k, size_t layer, mla_err *err);
+void rt_lin_free(mla_rt *rt, rt_lin *l);
+/* y (T, out) = x (T, in) W^T + bias */
+MLA_CHECKED mla_status rt_linear(mla_rt *rt, const rt_lin *l, rt_rows y, rt_rows x, size_t T, mla_err *err);
+
+/* weights.c, latent.c: one layer's weights in and out of the device */
+MLA_CHECKED mla_status rt_layer_load(mla_rt *rt, rt_layer *l, mla_err *err);
+void rt_layer_drop(mla_rt *rt, rt_layer *l);
+MLA_CHECKED mla_status rt_embed_load(mla_rt *rt, mla_err *err);
+void rt_embed_drop(mla_rt *rt);
+MLA_CHECKED mla_status rt_head_load(mla_rt *rt, mla_err *err);
+void rt_head_drop(mla_rt *rt);
+MLA_CHECKED mla_status rt_mtp_load(mla_rt *rt, mla_err *err);
+void rt_mtp_drop(mla_rt *rt);
+MLA_CHECKED mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err);
+MLA_CHECKED mla_status rt_ds_load(mla_rt *rt, rt_layer *l, mla_err *err);
+void rt_latent_drop(mla_rt *rt, rt_layer *l);
+/* Widths of layer l from the configuration and l->f. */
+MLA_CHECKED mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err);
+/* The layer with this index (MLA_MTP(0) included), or an error. */
+MLA_CHECKED mla_status rt_layer_find(mla_rt *rt, size_t index, rt_layer **out, mla_err *err);
+/* "layer 3" or "MTP layer 0" for messages; buf of 32 bytes. */
+const char *rt_layer_text(const rt_layer *l, char *buf);
+
+/* pool.c */
+void rt_pool_init(mla_rt *rt);
+void rt_pool_drop(mla_rt *rt);           /* frees every layer's cache buffer; no sequence is open */
+MLA_CHECKED mla_status rt_pool_take(mla_rt *rt, int32_t *id, mla_err *err);
+void rt_pool_give(mla_rt *rt, int32_t id);
+
+/* seq.c, rope.c */
+MLA_CHECKED mla_status rt_seq_pages(mla_seq *s, size_t tokens, mla_err *err); /* block table covers `tokens` */
+/* Positions and rotation tables of T new tokens after the first `from`; pos3 as in mla_job. */
+MLA_CHECKED mla_status rt_seq_positions(mla_seq *s, const int32_t *pos3, size_t T, mla_err *err);
+MLA_CHECKED mla_status rt_seq_states(mla_seq *s, mla_err *err);               /* zeroes what `fresh` promises */
+/* cos and sin (T, rot/2) of positions pos (T, 3), host. */
+void rt_rope_rows(const mla_config *c, const double *inv_freq, const int32_t *pos, size_t T, float *cos_out, float *sin_out);
+
+/* layer.c and its parts: all rows of a block through one layer. The mixers read h (rows, D) and write out (rows, D). */
+MLA_CHECKED mla_status rt_layer_run(mla_rt *rt, rt_layer *l, rt_block *b, mla_err *err);
+MLA_CHECKED mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+MLA_CHECKED mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+MLA_CHECKED mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+/* Fires `point` for every piece with its slice of data (rows, width). */
+MLA_CHECKED mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err);
+/* View of `heads` heads of width w each, from element col of layer l's cached rows of sequence s. */
+mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale);
+
+/* latent_attn.c: attention of one piece over what layer l caches as latent. */
+typedef struct {
+    rt_rows q;               /* (n, H, d) with rotated part rotated; whole q rotated in the rebuild layout */
+    rt_rows o;               /* (n, H, dv) */
+} rt_qo;
+MLA_CHECKED mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_qo qo, mla_err *err);
+
+/* head.c: final norm, logits, hidden states of all jobs whose rows stand in x. */
+MLA_CHECKED mla_status rt_finish(mla_rt *rt, mla_job *jobs, size_t n, mla_mem *x, mla_tap_fn tap, mla_logits_fn sink, void *ctx, mla_err *err);
+/* Logits of rows x (rows, D), already normed, to host memory. */
+MLA_CHECKED mla_status rt_logits(mla_rt *rt, mla_mem *x, size_t rows, float *logits, mla_err *err);
+MLA_CHECKED mla_status rt_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t rows, size_t d, mla_err *err);
+/* Most rows that go through a layer, or the head, at once when nobody taps. */
+#define RT_BLOCK_ROWS 1024
+size_t rt_logit_rows(const mla_rt *rt);
+#endif

@@ -1,0 +1,177 @@
+/* Opening and closing the runtime, and what may be changed between runs: factors and KV scales of a layer. */
+#include "runtime/runtime.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "runtime/rt.h"
+#include "tensor/compare.h"
+
+static mla_status check_opts(const mla_model *m, const mla_rt_opts *o, mla_err *err)
+{
+    const mla_config *c = mla_model_config(m);
+    if (o->kv_dtype != MLA_F32 && o->kv_dtype != MLA_BF16 && o->kv_dtype != MLA_F8_E4M3)
+        return mla_fail(err, MLA_EINVAL, "KV cache in %s: expected F32, BF16 or F8_E4M3", mla_dtype_name(o->kv_dtype));
+    if (o->page_tokens > 1 << 20) return mla_fail(err, MLA_EINVAL, "pages of %zu tokens: expected at most %d", o->page_tokens, 1 << 20);
+    if (c->experts) return mla_fail(err, MLA_EUNSUPPORTED, "%s: running a mixture of %zu experts is not supported", c->architecture, c->experts);
+    if (c->sliding_window) return mla_fail(err, MLA_EUNSUPPORTED, "%s: a sliding window of %zu tokens is not supported", c->architecture, c->sliding_window);
+    if (o->mtp && !c->mtp_layers) return mla_fail(err, MLA_EINVAL, "%s: the model has no MTP head", c->architecture);
+    if (o->mtp && c->mtp_layers > 1) return mla_fail(err, MLA_EUNSUPPORTED, "%s: an MTP head of %zu layers, expected 1", c->architecture, c->mtp_layers);
+    return MLA_OK;
+}
+
+/* Stored factors and scales of every attention layer, and the widths that follow. */
+static mla_status describe_layers(mla_rt *rt, mla_err *err)
+{
+    const mla_config *c = rt->cfg;
+    for (size_t i = 0; i < rt->n_layer; i++) {
+        rt_layer *l = &rt->layer[i];
+        bool trunk = i < rt->n_trunk;
+        l->index = trunk ? i : MLA_MTP(i - rt->n_trunk);
+        bool full = !trunk || c->layer_kind[i] == MLA_LAYER_FULL;
+        if (full && trunk && c->mla.layout != MLA_LAYOUT_NONE && c->mla.rank[i]) RT_TRY(mla_model_factors(rt->model, i, &l->f, err));
+        if (full) RT_TRY(mla_model_kv_scale(rt->model, l->index, &l->scale, err));
+        RT_TRY(rt_layer_dims(rt, l, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status load_all(mla_rt *rt, mla_err *err)
+{
+    RT_TRY(rt_embed_load(rt, err));
+    mla_progress p = mla_progress_begin(rt->o.log, "loading", (double)rt->n_layer, "layers");
+    mla_status st = MLA_OK;
+    for (size_t i = 0; i < rt->n_layer && st == MLA_OK; i++) {
+        st = rt_layer_load(rt, &rt->layer[i], err);
+        mla_progress_add(&p, 1);
+    }
+    mla_progress_end(&p);
+    if (st == MLA_OK) st = rt_head_load(rt, err);
+    if (st == MLA_OK && rt->o.mtp) st = rt_mtp_load(rt, err);
+    return st;
+}
+
+mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const mla_rt_opts *o, mla_err *err)
+{
+    *out = NULL;
+    RT_TRY(check_opts(m, o, err));
+    mla_rt *rt = mla_alloc(1, sizeof *rt, 1);
+    if (!rt) return mla_fail(err, MLA_ENOMEM, "runtime");
+    rt->model = m;
+    rt->cfg = mla_model_config(m);
+    rt->be = be;
+    rt->o = *o;
+    if (!rt->o.page_tokens) rt->o.page_tokens = 64;
+    rt_pool_init(rt);
+    rt->n_trunk = rt->cfg->layers;
+    rt->n_layer = rt->n_trunk + (o->mtp ? 1 : 0);
+    rt->layer = mla_alloc(rt->n_layer, sizeof *rt->layer, 1);
+    mla_status st = rt->layer ? describe_layers(rt, err) : mla_fail(err, MLA_ENOMEM, "runtime of %zu layers", rt->n_layer);
+    if (st == MLA_OK && !o->stream_layers) st = load_all(rt, err);
+    if (st != MLA_OK) {
+        mla_rt_close(rt);
+        return st;
+    }
+    *out = rt;
+    return MLA_OK;
+}
+
+void mla_rt_close(mla_rt *rt)
+{
+    if (!rt) return;
+    for (size_t i = 0; rt->layer && i < rt->n_layer; i++) {
+        rt_layer_drop(rt, &rt->layer[i]);
+        mla_factors_free(&rt->layer[i].f);
+    }
+    if (rt->layer) rt_pool_drop(rt);
+    rt_mtp_drop(rt);
+    rt_head_drop(rt);
+    rt_embed_drop(rt);
+    for (size_t i = 0; i < RT_S_N; i++) rt_buf_free(rt, &rt->scratch[i]);
+    mla_free(rt->layer);
+    mla_free(rt);
+}
+
+const mla_config *mla_rt_config(const mla_rt *rt) { return rt->cfg; }
+size_t mla_rt_peak_bytes(const mla_rt *rt) { return rt->peak; }
+
+size_t mla_rt_kv_bytes_per_token(const mla_rt *rt)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < rt->n_layer; i++) n += rt->layer[i].row_elems;
+    return n * (mla_dtype_bits(rt->o.kv_dtype) / 8);
+}
+
+static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_factors *f, mla_err *err)
+{
+    const mla_config *c = rt->cfg;
+    size_t n, first, g = f->groups;
+    if (f->layout == MLA_LAYOUT_REBUILD && l->index >= MLA_MTP(0))
+        return mla_fail(err, MLA_EUNSUPPORTED, "the rebuild layout in the MTP head is not supported");
+    RT_TRY(mla_factors_dims(c, f->layout, g, &n, err));
+    if (f->n != n || !f->r || f->r > n) return mla_fail(err, MLA_EINVAL, "factors of (%zu, %zu), expected rank 1 to %zu of %zu features", f->r, f->n, n, n);
+    const struct { const char *name; const float *v; size_t n; } part[] = {{"E", f->E, g * f->r * n}, {"D", f->D, g * n * f->r}, {"mu", f->mu, g * n}};
+    for (size_t i = 0; i < 3; i++)
+        if (mla_count_nonfinite(part[i].v, part[i].n, &first))
+            return mla_fail(err, MLA_EINVAL, "factor %s: element %zu is not finite", part[i].name, first);
+    return MLA_OK;
+}
+
+static mla_status copy_factors(mla_factors *out, const mla_factors *f, mla_err *err)
+{
+    *out = (mla_factors){0};
+    if (!f) return MLA_OK;
+    RT_TRY(mla_factors_new(out, f->layout, f->groups, f->n, f->r, err));
+    memcpy(out->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
+    memcpy(out->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
+    memcpy(out->mu, f->mu, f->groups * f->n * sizeof *f->mu);
+    return MLA_OK;
+}
+
+/* The new row width empties the caches; the old projections go only when the new ones are in place. */
+static mla_status swap_factors(mla_rt *rt, rt_layer *l, const mla_factors *f, mla_err *err)
+{
+    rt_layer old = *l;
+    RT_TRY(copy_factors(&l->f, f, err));
+    l->lat = (rt_latent){0};
+    mla_status st = rt_layer_dims(rt, l, err);
+    if (st == MLA_OK && l->loaded && f) st = rt_latent_load(rt, l, err);
+    if (st != MLA_OK) {
+        rt_latent_drop(rt, l);
+        mla_factors_free(&l->f);
+        *l = old;
+        return st;
+    }
+    rt_latent_drop(rt, &old);
+    mla_factors_free(&old.f);
+    l->scale = (mla_kv_scale){0}; /* scales belong to what was cached before */
+    rt_pool_drop(rt);
+    return MLA_OK;
+}
+
+mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err)
+{
+    rt_layer *l;
+    char text[32];
+    RT_TRY(rt_layer_find(rt, layer, &l, err));
+    if (rt->open_seqs) return mla_fail(err, MLA_EINVAL, "%s: factors cannot change while %zu sequences are open", rt_layer_text(l, text), rt->open_seqs);
+    if (l->kind == RT_GDN || l->kind == RT_LATENT_DS)
+        return mla_fail(err, MLA_EINVAL, "%s has no keys and values of its own to compress", rt_layer_text(l, text));
+    if (f && f->layout == MLA_LAYOUT_NONE) f = NULL;
+    mla_status st = f ? check_factors(rt, l, f, err) : MLA_OK;
+    if (st == MLA_OK) st = swap_factors(rt, l, f, err);
+    return st == MLA_OK ? st : mla_wrap(err, "%s", rt_layer_text(l, text));
+}
+
+mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err)
+{
+    rt_layer *l;
+    char text[32];
+    RT_TRY(rt_layer_find(rt, layer, &l, err));
+    if (!l->row_elems) return mla_fail(err, MLA_EINVAL, "%s caches nothing per token", rt_layer_text(l, text));
+    if (s.present && !(isfinite(s.k) && s.k > 0 && isfinite(s.v) && s.v > 0))
+        return mla_fail(err, MLA_EINVAL, "%s: KV scales %g and %g, expected finite and positive", rt_layer_text(l, text), (double)s.k, (double)s.v);
+    l->scale = s;
+    return MLA_OK;
+}
