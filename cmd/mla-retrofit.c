@@ -2,6 +2,11 @@
 #include "retrofit.h"
 
 static const cli_command COMMANDS[] = {
+    {"build", "build a retrofitted checkpoint folder from a base", cmd_retrofit_build},
+    {"plan", "print what build would do, from headers alone", cmd_retrofit_plan},
+    {"stats", "collect statistics of a base over a corpus", cmd_retrofit_stats},
+    {"solve", "solve factors from statistics", cmd_retrofit_solve},
+    {"graft", "put factors beside a base", cmd_retrofit_graft},
     {NULL, NULL, NULL},
 };
 

@@ -2,6 +2,7 @@
 #include "verify.h"
 
 static const cli_command COMMANDS[] = {
+    {"inspect", "names, dtypes, shapes, formats and scales of any checkpoint or file of this toolkit", cmd_verify_inspect},
     {NULL, NULL, NULL},
 };
 

@@ -1,6 +1,39 @@
-/* The subcommands of mla-retrofit: one function per file cmd/retrofit_*.c, one row each in the table of mla-retrofit.c. */
+/* Subcommands of mla-retrofit, one file each, and the options they share. */
 #ifndef MLA_CMD_RETROFIT_H
 #define MLA_CMD_RETROFIT_H
 #include "cli.h"
+#include "retrofit/build.h"
 
+mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_plan(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_stats(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_solve(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err);
+
+/* What the subcommands parse into. */
+typedef struct {
+    double keep, balance;
+    size_t rank, kv_bytes, groups, tokens, row_tokens, key_stride;
+    const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype;
+    cli_list corpus;
+    bool force, stream;
+} retrofit_args;
+
+#define RETROFIT_OPTIONS 16
+/* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
+size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
+/* Recipe file first, then every option that was given. */
+MLA_CHECKED mla_status retrofit_recipe(mla_recipe *out, const retrofit_args *a, mla_err *err);
+
+/* A finished mla_build_opts with backend, pool and default corpora opened. Close with retrofit_end. */
+typedef struct {
+    mla_build_opts o;
+    char *default_corpus, *default_held_out;
+    const char *corpus1[1];
+} retrofit_run;
+MLA_CHECKED mla_status retrofit_begin(retrofit_run *r, cli *c, const retrofit_args *a, const char *base, bool text, mla_err *err);
+void retrofit_end(retrofit_run *r);
+
+/* The answer of build, solve and graft: the table of layers, or with --json one document. */
+MLA_CHECKED mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, mla_err *err);
 #endif

@@ -3,4 +3,6 @@
 #define MLA_CMD_VERIFY_H
 #include "cli.h"
 
+mla_status cmd_verify_inspect(cli *c, int argc, char **argv, mla_err *err);
+
 #endif

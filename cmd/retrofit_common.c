@@ -1,0 +1,131 @@
+/* Options and set-up that the subcommands of mla-retrofit share. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "io/sha256.h"
+#include "retrofit.h"
+
+size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
+{
+    const cli_option recipe[] = {
+        {.name = "keep", .kind = CLI_DOUBLE, .target = &a->keep, .metavar = "F", .group = "what to build",
+         .help = "cached values per token as a fraction of the base's, rotary keys counted (one of --keep, --rank, --kv-bytes)"},
+        {.name = "rank", .kind = CLI_SIZE, .target = &a->rank, .metavar = "N", .group = "what to build",
+         .help = "latent values per token and layer, over all groups"},
+        {.name = "kv-bytes", .kind = CLI_SIZE, .target = &a->kv_bytes, .metavar = "N", .group = "what to build",
+         .help = "KV bytes per token over all layers, cached in bf16"},
+        {.name = "groups", .kind = CLI_SIZE, .target = &a->groups, .metavar = "G", .group = "what to build", .def = "1",
+         .help = "latent groups: 1 is MLA, G is GLA-G; must divide the KV heads"},
+        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild", .group = "what to build", .def = "auto",
+         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; auto: n where RoPE is partial"},
+        {.name = "recipe", .kind = CLI_STR, .target = &a->recipe, .metavar = "FILE", .group = "what to build",
+         .help = "recipe JSON (configs/README.md); options given here override its fields"},
+        {.name = "balance", .kind = CLI_DOUBLE, .target = &a->balance, .metavar = "B", .group = "what to build",
+         .help = "factor on the key part of the objective; the default is the layout's own"},
+        {.name = "factors-dtype", .kind = CLI_CHOICE, .target = &a->factors_dtype, .metavar = "bfloat16|float32", .group = "what to build",
+         .def = "bfloat16", .help = "stored precision of encoder and decoder"},
+        {.name = "allocation", .kind = CLI_CHOICE, .target = &a->allocation, .metavar = "uniform|spectrum", .group = "what to build",
+         .def = "uniform", .help = "one rank for all layers, or ranks by the layers' spectra under the same total"},
+    };
+    const cli_option corpus[] = {
+        {.name = "corpus", .kind = CLI_LIST, .target = &a->corpus, .metavar = "FILE", .group = "calibration",
+         .help = "text, .jsonl with a text field, or token ids; may be given several times", .def = "the bundled corpus"},
+        {.name = "held-out", .kind = CLI_STR, .target = &a->held_out, .metavar = "FILE", .group = "calibration",
+         .help = "text for held-out losses; without it every 8th row of --corpus is held out"},
+        {.name = "calibration-tokens", .kind = CLI_SIZE, .target = &a->tokens, .metavar = "N", .group = "calibration", .def = "131072",
+         .help = "use at most N tokens of the corpus"},
+        {.name = "row-tokens", .kind = CLI_SIZE, .target = &a->row_tokens, .metavar = "N", .group = "calibration", .def = "512",
+         .help = "tokens per calibration sequence"},
+        {.name = "precision", .kind = CLI_CHOICE, .target = &a->precision, .metavar = "reference|fast", .group = "calibration", .def = "reference",
+         .help = "arithmetic of the calibration pass: f32, or bf16 weights"},
+        {.name = "stream-layers", .kind = CLI_FLAG, .target = &a->stream, .group = "calibration",
+         .help = "hold one layer's weights at a time instead of the whole model"},
+        {.name = "force", .kind = CLI_FLAG, .target = &a->force, .group = "calibration",
+         .help = "accept fewer calibration tokens than 10 per latent feature"},
+    };
+    size_t n = sizeof recipe / sizeof *recipe, m = sizeof corpus / sizeof *corpus;
+    _Static_assert(sizeof recipe / sizeof *recipe + sizeof corpus / sizeof *corpus <= RETROFIT_OPTIONS, "room for all options");
+    memcpy(opt, recipe, sizeof recipe);
+    if (text) memcpy(opt + n, corpus, sizeof corpus);
+    return text ? n + m : n;
+}
+
+mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
+{
+    *r = mla_recipe_default();
+    if (a->recipe) {
+        mla_status st = mla_recipe_read(r, a->recipe, err);
+        if (st != MLA_OK) return st;
+    }
+    if (a->keep < 0) return mla_fail(err, MLA_EINVAL, "--keep %g: a fraction in (0, 1]", a->keep);
+    if (a->balance < 0) return mla_fail(err, MLA_EINVAL, "--balance %g: a positive number", a->balance);
+    if (a->keep > 0 || a->rank || a->kv_bytes) r->budget = (mla_budget){.keep = a->keep, .rank = a->rank, .kv_bytes = a->kv_bytes};
+    if (a->groups) r->groups = a->groups;
+    if (a->layout) (void)mla_layout_parse(a->layout, &r->layout); /* the choice was checked */
+    if (a->balance > 0) r->balance = a->balance;
+    if (a->factors_dtype) r->f32_factors = !strcmp(a->factors_dtype, "float32");
+    if (a->allocation) r->allocation = !strcmp(a->allocation, "spectrum") ? MLA_ALLOC_SPECTRUM : MLA_ALLOC_UNIFORM;
+    if (a->tokens) r->calibration_tokens = a->tokens;
+    if (a->row_tokens) r->row_tokens = a->row_tokens;
+    return MLA_OK;
+}
+
+mla_status retrofit_begin(retrofit_run *r, cli *c, const retrofit_args *a, const char *base, bool text, mla_err *err)
+{
+    *r = (retrofit_run){.o = {.log = &c->log, .stream_layers = a->stream}};
+    r->o.precision = a->precision && !strcmp(a->precision, "fast") ? MLA_PREC_BF16 : MLA_PREC_F32;
+    mla_status st = retrofit_recipe(&r->o.recipe, a, err);
+    if (st == MLA_OK) st = cli_backend_open(c, &r->o.be, err);
+    if (st == MLA_OK) st = mla_pool_new(&r->o.pool, c->threads, err);
+    r->o.in = (mla_input_opts){.base = base, .corpus = a->corpus.v, .n_corpus = a->corpus.n, .held_out = a->held_out, .force = a->force,
+                               .pool = r->o.pool, .log = &c->log};
+    if (st == MLA_OK && text && a->corpus.n == 0) {
+        st = cli_data_file(&r->default_corpus, "calib/calibration.jsonl", err);
+        if (st == MLA_OK && !a->held_out) st = cli_data_file(&r->default_held_out, "calib/tune.jsonl", err);
+        r->corpus1[0] = r->default_corpus;
+        r->o.in.corpus = r->corpus1;
+        r->o.in.n_corpus = 1;
+        if (!a->held_out) r->o.in.held_out = r->default_held_out;
+    }
+    if (st != MLA_OK) retrofit_end(r);
+    return st;
+}
+
+void retrofit_end(retrofit_run *r)
+{
+    mla_pool_free(r->o.pool);
+    mla_backend_close(r->o.be);
+    mla_free(r->default_corpus);
+    mla_free(r->default_held_out);
+    r->o.pool = NULL;
+    r->o.be = NULL;
+    r->default_corpus = r->default_held_out = NULL;
+}
+
+mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, mla_err *err)
+{
+    char hex[65];
+    mla_hex(res->root, 32, hex);
+    if (c->json) {
+        mla_json *d;
+        mla_status st = mla_json_new_object(&d, err);
+        if (st != MLA_OK) return st;
+        mla_jv *o = mla_json_root(d);
+        mla_jv_set_str(o, "schema", "mla-build/1");
+        mla_str root = MLA_STR_MAX(128);
+        mla_str_printf(&root, "sha256:%s", hex);
+        mla_jv_set_str(o, "root_digest", mla_str_c(&root));
+        mla_str_free(&root);
+        mla_recipe_to_json(&res->recipe, mla_jv_set_obj(o, "recipe"));
+        mla_factorization_to_json(&res->f, mla_jv_set_arr(o, "layers"));
+        st = cli_print_json(o, err);
+        mla_json_free(d);
+        return st;
+    }
+    mla_str s = MLA_STR_MAX(1 << 20);
+    mla_factorization_table(&res->f, &s);
+    mla_str_printf(&s, "%s, root digest sha256:%s\n", what, hex);
+    mla_status st = cli_print(&s, err);
+    mla_str_free(&s);
+    return st;
+}

@@ -1,0 +1,43 @@
+/* mla-retrofit plan: what build would do, from headers alone. */
+#include "retrofit.h"
+#include "retrofit/plan.h"
+
+mla_status cmd_retrofit_plan(cli *c, int argc, char **argv, mla_err *err)
+{
+    retrofit_args a = {0};
+    cli_option opt[RETROFIT_OPTIONS];
+    size_t n = retrofit_options(&a, opt, true);
+    const cli_spec spec = {.args = "BASE",
+                           .about = "Prints what build would do with BASE: ranks, bytes per token, memory, disk. Reads headers only and refuses "
+                                    "what build would refuse at reading. Without a budget it plans --keep 0.5.",
+                           .opt = opt, .nopt = n, .min_args = 1, .max_args = 1, .common = CLI_JSON | CLI_THREADS};
+    if (!cli_parse(c, &spec, argc, argv, err)) {
+        cli_list_free(&a.corpus);
+        return err->status;
+    }
+    cli_list_free(&a.corpus);
+    mla_recipe r;
+    mla_model *m = NULL;
+    mla_plan p;
+    mla_status st = retrofit_recipe(&r, &a, err);
+    if (st == MLA_OK && !(r.budget.keep > 0) && !r.budget.rank && !r.budget.kv_bytes) r.budget.keep = 0.5;
+    if (st == MLA_OK) st = mla_model_open(&m, c->arg[0], err);
+    if (st == MLA_OK) st = mla_recipe_resolve(&r, mla_model_config(m), err);
+    if (st == MLA_OK) st = mla_plan_make(&p, m, &r, err);
+    if (st == MLA_OK && c->json) {
+        mla_json *d;
+        st = mla_json_new_object(&d, err);
+        if (st == MLA_OK) {
+            mla_plan_to_json(&p, &r, mla_json_root(d));
+            st = cli_print_json(mla_json_root(d), err);
+            mla_json_free(d);
+        }
+    } else if (st == MLA_OK) {
+        mla_str s = MLA_STR_MAX(1 << 16);
+        mla_plan_table(&p, &r, &s);
+        st = cli_print(&s, err);
+        mla_str_free(&s);
+    }
+    mla_model_close(m);
+    return st;
+}

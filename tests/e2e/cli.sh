@@ -1,0 +1,65 @@
+#!/bin/sh
+# Every program and subcommand: --help, --version, and the exit code and single line of each usage error.
+set -u
+# shellcheck source=tests/e2e/lib/common.sh
+. "$(dirname "$0")/lib/common.sh"
+
+for prog in mla-retrofit mla-calibrate mla-verify; do
+    p=$BIN/$prog
+    run "$p"
+    rc_is 2 "$prog alone"
+    one_line "$prog alone"
+    run "$p" --help
+    rc_is 0 "$prog --help"
+    has out "usage: $prog COMMAND" "$prog --help"
+    has out "exit codes:" "$prog --help"
+    commands=$(sed -n '/^commands:/,/^$/s/^  \([a-z][a-z0-9-]*\) .*/\1/p' "$TMP/out")
+    run "$p" --version
+    rc_is 0 "$prog --version"
+    has out "$prog (mla-toolkit) " "$prog --version"
+    has out "isa: " "$prog --version"
+    has out "cpu: " "$prog --version"
+    has out "cuda:0: " "$prog --version"
+    run "$p" no-such-command
+    rc_is 2 "$prog no-such-command"
+    one_line "$prog no-such-command"
+    run sh -c "'$p' --help >/dev/full"
+    rc_is 3 "$prog --help on a full disk"
+    for c in $commands; do
+        run "$p" "$c" --help
+        rc_is 0 "$prog $c --help"
+        has out "usage: $prog $c" "$prog $c --help"
+        has out "common options:" "$prog $c --help"
+        run "$p" help "$c"
+        rc_is 0 "$prog help $c"
+        has out "usage: $prog $c" "$prog help $c"
+        run "$p" "$c" --no-such-option
+        rc_is 2 "$prog $c --no-such-option"
+        one_line "$prog $c --no-such-option"
+        has err "$prog $c: unknown option --no-such-option; " "$prog $c --no-such-option"
+        run "$p" "$c"
+        rc_is 2 "$prog $c without arguments"
+        one_line "$prog $c without arguments"
+        run "$p" "$c" a b c d e f g
+        rc_is 2 "$prog $c with too many arguments"
+        one_line "$prog $c with too many arguments"
+        run "$p" "$c" --quie
+        rc_is 2 "$prog $c --quie"
+        has err "did you mean --quiet?" "$prog $c --quie"
+    done
+done
+
+v=$BIN/mla-verify
+run "$v" inspct x
+has err 'did you mean "inspect"?' "misspelt command"
+run "$v" inspect --json=yes x
+rc_is 2 "flag with a value"
+has err '--json takes no value' "flag with a value"
+run "$v" inspect -- --json
+rc_is 3 "a file called --json"
+has err '--json' "a file called --json"
+run "$v" inspect -Z x
+rc_is 2 "unknown letter"
+one_line "unknown letter"
+
+finish cli
