@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "io/gguf.h"
 #include "io/json.h"
+#include "tensor/dtype.h"
 
 typedef enum { MLA_LAYER_FULL, MLA_LAYER_LINEAR } mla_layer_kind;
 typedef enum {
@@ -27,6 +28,7 @@ typedef struct {
     double mscale_all_dim;        /* deepseek yarn: softmax scale correction; 0 = none */
     size_t original_max;          /* original_max_position_embeddings, resolved */
     bool truncate;                /* yarn */
+    bool custom;                  /* inv_freq comes from a file and follows no kind (GGUF rope_freqs.weight) */
     size_t rot;                   /* rotated dims per head (even) */
     double *inv_freq;             /* (rot/2), resolved for kinds that do not depend on the length */
     double *long_inv_freq;        /* longrope beyond original_max; NULL otherwise */
@@ -41,13 +43,16 @@ typedef struct { /* config.json "mla": how the attention of a retrofit is cached
     mla_layout layout;
     size_t groups;                /* 1 = MLA, g = GLA-g */
     size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
+    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N), 0 (rebuild) */
+    mla_dtype dtype;              /* of encoder and decoder: MLA_BF16 or MLA_F32 */
     char *factors_file;           /* relative path */
     unsigned char factors_sha256[32];
 } mla_retrofit_config;
 
 typedef struct {
     mla_family family;
-    char *architecture, *model_type;      /* as read */
+    char *architecture, *model_type;      /* as read; GGUF: general.architecture in both */
+    mla_dtype dtype;                      /* declared by dtype or torch_dtype; MLA_BF16 when absent */
     size_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, max_pos;
     double rms_eps;
     bool tied, norm_plus_one, attn_gate, qk_norm;
@@ -57,18 +62,26 @@ typedef struct {
     size_t sliding_window;                /* 0 = none; a value that the runtime cannot honour is refused at bind */
     /* gated delta net */
     size_t lin_k_heads, lin_v_heads, lin_k_dim, lin_v_dim, lin_conv;
-    size_t mtp_layers;
+    size_t mtp_layers;                    /* after mla_model_open: those whose tensors are stored */
+    bool mtp_own_embeddings, has_vision;
     size_t experts;                       /* > 0: MoE (config is read, running is refused by name) */
+    size_t experts_per_tok, expert_intermediate;
     /* deepseek */
     size_t q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_head_dim;
     mla_retrofit_config mla;
     char *quant_method;                   /* quantization_config.quant_method, NULL when absent */
+    bool weights_quantized;               /* false for a quantization_config that only describes the KV cache */
+    bool kv_scheme;                       /* a kv_cache_scheme is declared: every full-attention layer has scales */
     int eos[8];
     size_t n_eos;
     int bos;                              /* -1: none */
 } mla_config;
 
+/* root: the whole config.json document. Messages name the key ("text_config.hidden_size: ..."), not the file.
+ * MLA_EUNSUPPORTED for an unknown architecture or rope kind, MLA_EFORMAT for what contradicts itself. On failure
+ * *out is zeroed. mla_config_free releases a filled one; a zeroed struct is fine. */
 MLA_CHECKED mla_status mla_config_from_json(mla_config *out, const mla_jv *root, mla_err *err);
+/* general.architecture llama, qwen2, qwen3 or qwen35; rope_freqs.weight is taken into inv_freq. */
 MLA_CHECKED mla_status mla_config_from_gguf(mla_config *out, const mla_gguf *g, mla_err *err);
 void mla_config_free(mla_config *c);
 size_t mla_config_full_layers(const mla_config *c);   /* number of full-attention layers (trunk) */

@@ -50,13 +50,15 @@ typedef struct {
     size_t layer, out, in;
     size_t stored_bytes;
 } mla_mat;
+/* `layer` counts from 0; kinds that stand once per model ignore it. MLA_W_LM_HEAD of a tied model is MLA_W_EMBED. */
 bool mla_model_has(const mla_model *m, mla_wkind k, size_t layer);
 MLA_CHECKED mla_status mla_model_mat(const mla_model *m, mla_wkind k, size_t layer, mla_mat *out, mla_err *err);
-/* Rows [row0, row0+n) as f32 (n, in). Non-finite values are refused with tensor name and index. */
+/* Rows [row0, row0+n) as f32 (n, in). Non-finite values are refused with tensor name and index (logical row, column).
+ * Safe from several threads at once. */
 MLA_CHECKED mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla_err *err);
 /* A whole vector kind (1 row), length checked; caller frees with mla_free. */
 MLA_CHECKED mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err);
-/* Stored name of a kind ("model.layers.3.self_attn.k_proj.weight"). */
+/* Stored name of a kind ("model.layers.3.self_attn.k_proj.weight", GGUF: "blk.3.attn_k.weight"). */
 MLA_CHECKED mla_status mla_model_name(const mla_model *m, mla_wkind k, size_t layer, mla_str *out, mla_err *err);
 
 /* Factors of full-attention layer `layer` of a retrofit (config().mla.layout != NONE). Caller frees. */
@@ -71,6 +73,13 @@ MLA_CHECKED mla_status mla_model_kv_scale(const mla_model *m, size_t layer, mla_
 
 /* The model's tokenizer (tokenizer.json beside the weights, or the GGUF vocabulary). MLA_EUNSUPPORTED when none. */
 MLA_CHECKED mla_status mla_model_tokenizer(const mla_model *m, mla_tok **out, mla_err *err);
-/* Total bytes of stored weights (vision and MTP included), and parameters of the text trunk. */
+/* Total bytes of stored weights (vision and MTP included), and parameters of the text trunk (MTP and a tied or unused
+ * second copy of the embeddings left out). */
 uint64_t mla_model_stored_bytes(const mla_model *m);
+uint64_t mla_model_trunk_params(const mla_model *m);
+/* What opening found and a person should know ("config.json announces an MTP head, but ..."), one line each. */
+size_t mla_model_note_count(const mla_model *m);
+const char *mla_model_note_at(const mla_model *m, size_t i);
+/* "model." or "model.language_model.", as stored; "model." for GGUF. New tensors of a layer are named under it. */
+const char *mla_model_prefix(const mla_model *m);
 #endif

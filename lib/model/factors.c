@@ -1,0 +1,56 @@
+/* Factor blocks: sizes, allocation, the exact full-rank ones. */
+#include "model/factors.h"
+
+#include "base/alloc.h"
+#include "base/ckd.h"
+
+mla_status mla_factors_dims(const mla_config *c, mla_layout layout, size_t groups, size_t *n, mla_err *err)
+{
+    if (c->family == MLA_FAM_DEEPSEEK) return mla_fail(err, MLA_EINVAL, "%s is MLA already: nothing to factor", c->architecture);
+    if (layout != MLA_LAYOUT_N && layout != MLA_LAYOUT_REBUILD) return mla_fail(err, MLA_EINVAL, "layout %d has no factors", (int)layout);
+    if (groups == 0 || c->kv_heads % groups) return mla_fail(err, MLA_EINVAL, "groups: %zu does not divide %zu KV heads", groups, c->kv_heads);
+    size_t d_key = layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : c->head_dim;
+    *n = c->kv_heads / groups * (d_key + c->head_dim);
+    return MLA_OK;
+}
+
+mla_status mla_factors_new(mla_factors *out, mla_layout layout, size_t groups, size_t n, size_t r, mla_err *err)
+{
+    size_t rows;
+    *out = (mla_factors){.layout = layout, .groups = groups, .n = n, .r = r};
+    if (groups == 0 || r == 0 || r > n) {
+        *out = (mla_factors){0};
+        return mla_fail(err, MLA_EINVAL, "factors: rank %zu outside 1..%zu in each of %zu groups", r, n, groups);
+    }
+    if (mla_mul(&rows, groups, r)) {
+        out->E = mla_alloc(rows, n, sizeof *out->E);
+        out->D = mla_alloc(rows, n, sizeof *out->D);
+        out->mu = mla_alloc(groups, n, sizeof *out->mu);
+    }
+    if (out->E && out->D && out->mu) return MLA_OK;
+    mla_factors_free(out);
+    return mla_fail(err, MLA_ENOMEM, "factors of %zu groups, %zu x %zu", groups, r, n);
+}
+
+void mla_factors_free(mla_factors *f)
+{
+    mla_free(f->E);
+    mla_free(f->D);
+    mla_free(f->mu);
+    *f = (mla_factors){0};
+}
+
+void mla_factors_identity(mla_factors *f)
+{
+    size_t n = f->n, r = f->r;
+    for (size_t a = 0; a < f->groups; a++) {
+        for (size_t j = 0; j < r; j++)
+            for (size_t i = 0; i < n; i++) f->E[(a * r + j) * n + i] = f->D[(a * n + i) * r + j] = i == j;
+        for (size_t i = 0; i < n; i++) f->mu[a * n + i] = 0;
+    }
+}
+
+size_t mla_factors_cached(const mla_config *c, const mla_factors *f)
+{
+    return f->groups * f->r + (f->layout == MLA_LAYOUT_N ? c->kv_heads * c->rope.rot : 0);
+}

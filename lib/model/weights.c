@@ -1,0 +1,144 @@
+/* Logical weights out of stored ones: rows and vectors in f32, in Hugging Face order, checked for finiteness. */
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "model/model_impl.h"
+#include "tensor/compare.h"
+
+static bool once(mla_wkind k)
+{
+    return k == MLA_W_EMBED || k == MLA_W_FINAL_NORM || k == MLA_W_LM_HEAD || (k >= MLA_W_MTP_FC && k <= MLA_W_MTP_NORM);
+}
+
+bool mla_slot_row(const mla_model *m, mla_wkind k, size_t layer, size_t *row)
+{
+    if ((unsigned)k >= MLA_W_N) return false;
+    if (once(k)) *row = 0;
+    else if (layer >= MLA_MTP(0) && layer - MLA_MTP(0) < m->cfg.mtp_layers) *row = 1 + m->cfg.layers + (layer - MLA_MTP(0));
+    else if (layer < m->cfg.layers) *row = 1 + layer;
+    else return false;
+    return true;
+}
+
+const mla_binding *mla_binding_of(const mla_model *m, mla_wkind k, size_t layer)
+{
+    size_t row;
+    if (k == MLA_W_LM_HEAD && m->cfg.tied) k = MLA_W_EMBED;
+    if (!mla_slot_row(m, k, layer, &row)) return NULL;
+    size_t s = m->slot[row * MLA_W_N + k];
+    return s ? &m->bind[s - 1] : NULL;
+}
+
+mla_status mla_bind_add(mla_model *m, const mla_binding *b, size_t layer, mla_err *err)
+{
+    size_t row;
+    if (!mla_slot_row(m, b->row->kind, layer, &row)) return mla_fail(err, MLA_EINTERNAL, "%s: no slot in layer %zu", b->q.name, layer);
+    if ((m->nbind & (m->nbind - 1)) == 0) { /* grows by doubling */
+        mla_binding *n = mla_realloc(m->bind, m->nbind ? 2 * m->nbind : 1, sizeof *n);
+        if (!n) return mla_fail(err, MLA_ENOMEM, "%zu bindings", m->nbind);
+        m->bind = n;
+    }
+    m->bind[m->nbind++] = *b;
+    m->slot[row * MLA_W_N + b->row->kind] = m->nbind;
+    return MLA_OK;
+}
+
+bool mla_model_has(const mla_model *m, mla_wkind k, size_t layer) { return mla_binding_of(m, k, layer) != NULL; }
+
+static mla_status absent(const mla_model *m, mla_wkind k, size_t layer, mla_err *err)
+{
+    for (size_t i = 0; mla_wrow_at(i); i++)
+        if (mla_wrow_at(i)->kind == k)
+            return mla_fail(err, MLA_EINVAL, "%s has no %s in layer %zu", m->cfg.architecture, mla_wrow_at(i)->hf, layer);
+    return mla_fail(err, MLA_EINVAL, "%s: no weight of kind %d", m->cfg.architecture, (int)k);
+}
+
+mla_status mla_model_mat(const mla_model *m, mla_wkind k, size_t layer, mla_mat *out, mla_err *err)
+{
+    const mla_binding *b = mla_binding_of(m, k, layer);
+    if (!b) return absent(m, k, layer, err);
+    *out = (mla_mat){.model = m, .kind = k, .layer = layer, .out = b->out, .in = b->in, .stored_bytes = mla_qmat_bytes(&b->q)};
+    return MLA_OK;
+}
+
+/* Decodes logical rows: runs of rows that are stored consecutively go in one call. */
+static mla_status gather_rows(const mla_config *c, const mla_binding *b, size_t row0, size_t n, float *dst, mla_err *err)
+{
+    mla_view v = b->out == 1 || mla_view_cols(b->view) ? MLA_V_PLAIN : b->view;
+    mla_status st = MLA_OK;
+    for (size_t i = 0; i < n && st == MLA_OK;) {
+        size_t src = mla_view_src(c, v, row0 + i), run = 1;
+        if (v == MLA_V_PLAIN) run = n;
+        while (i + run < n && mla_view_src(c, v, row0 + i + run) == src + run) run++;
+        st = mla_qmat_rows_f32(&b->q, src, run, dst + i * b->in, err);
+        i += run;
+    }
+    return st;
+}
+
+/* Column order of a permuted row (or vector), row by row through a scratch row. */
+static mla_status permute_cols(const mla_config *c, const mla_binding *b, size_t n, float *dst, mla_err *err)
+{
+    if (b->view == MLA_V_PLAIN || !(b->out == 1 || mla_view_cols(b->view))) return MLA_OK;
+    float *row = mla_alloc_raw(b->in, 1, sizeof *row);
+    if (!row) return mla_fail(err, MLA_ENOMEM, "%s: a row of %zu values", b->q.name, b->in);
+    for (size_t i = 0; i < n; i++, dst += b->in) {
+        memcpy(row, dst, b->in * sizeof *row);
+        for (size_t j = 0; j < b->in; j++) dst[j] = row[mla_view_src(c, b->view, j)];
+    }
+    mla_free(row);
+    return MLA_OK;
+}
+
+static mla_status transform(const mla_binding *b, size_t row0, size_t n, float *dst, mla_err *err)
+{
+    size_t count = n * b->in, at;
+    size_t bad = mla_count_nonfinite(dst, count, &at);
+    if (bad)
+        return mla_fail(err, MLA_EFORMAT, "%s: non-finite value at [%zu, %zu] (%zu of %zu values read)", b->q.name, row0 + at / b->in,
+                        at % b->in, bad, count);
+    for (size_t i = 0; b->xform == MLA_X_PLUS_ONE && i < count; i++) dst[i] += 1;
+    for (size_t i = 0; b->xform == MLA_X_LOG_NEG && i < count; i++) {
+        if (!(dst[i] < 0)) return mla_fail(err, MLA_EFORMAT, "%s: entry %zu: expected -exp(A_log) < 0, found %g", b->q.name, i, (double)dst[i]);
+        dst[i] = (float)log(-(double)dst[i]);
+    }
+    return MLA_OK;
+}
+
+mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla_err *err)
+{
+    const mla_binding *b = mla_binding_of(w->model, w->kind, w->layer);
+    if (!b) return absent(w->model, w->kind, w->layer, err);
+    if (row0 > b->out || n > b->out - row0)
+        return mla_fail(err, MLA_EINVAL, "%s: %zu rows from %zu asked, the matrix has %zu", b->q.name, n, row0, b->out);
+    const mla_config *c = &w->model->cfg;
+    mla_status st = gather_rows(c, b, row0, n, dst, err);
+    if (st == MLA_OK) st = permute_cols(c, b, n, dst, err);
+    return st == MLA_OK ? transform(b, row0, n, dst, err) : st;
+}
+
+mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err)
+{
+    mla_mat w = {0};
+    *out = NULL;
+    mla_status st = mla_model_mat(m, k, layer, &w, err);
+    if (st != MLA_OK) return st;
+    if (w.out != 1 || w.in != len)
+        return mla_fail(err, MLA_EINVAL, "%s: expected a vector of %zu, found [%zu, %zu]", mla_binding_of(m, k, layer)->q.name, len, w.out, w.in);
+    float *v = mla_alloc_raw(len, 1, sizeof *v);
+    if (!v) return mla_fail(err, MLA_ENOMEM, "a vector of %zu values", len);
+    st = mla_mat_rows(&w, 0, 1, v, err);
+    if (st == MLA_OK) *out = v;
+    else mla_free(v);
+    return st;
+}
+
+mla_status mla_model_name(const mla_model *m, mla_wkind k, size_t layer, mla_str *out, mla_err *err)
+{
+    const mla_binding *b = mla_binding_of(m, k, layer);
+    if (!b) return absent(m, k, layer, err);
+    mla_str_clear(out);
+    mla_str_put(out, b->q.name);
+    return mla_str_ok(out) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "%s: name", b->q.name);
+}

@@ -1,0 +1,8 @@
+#include "harness.h"
+#include "model_tests.h"
+
+int main(void)
+{
+    const mla_suite_fn suites[] = {model_open_suite};
+    return mla_test_main("model", suites, sizeof suites / sizeof *suites);
+}
