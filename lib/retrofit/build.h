@@ -1,0 +1,42 @@
+/* mla-retrofit build: base + corpus + recipe -> a complete checkpoint folder, or nothing.
+ *
+ * Steps, each proven before the next: inputs digested; statistics in parts; factors; graft (base shards linked, factors
+ * added, config and index rewritten); receipt; rename. Deterministic for given inputs and ISA. */
+#ifndef MLA_RETROFIT_BUILD_H
+#define MLA_RETROFIT_BUILD_H
+#include "backend/backend.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "retrofit/factorize.h"
+#include "retrofit/inputs.h"
+#include "retrofit/recipe.h"
+
+typedef struct {
+    mla_input_opts in;
+    mla_recipe recipe;
+    const char *out;
+    const char *stats;          /* statistics file to use instead of collecting; NULL */
+    mla_backend *be;
+    mla_pool *pool;
+    mla_precision precision;    /* of the calibration pass */
+    bool stream_layers;
+    mla_log *log;
+} mla_build_opts;
+
+typedef struct {
+    mla_factorization f;
+    mla_recipe recipe;          /* resolved */
+    unsigned char root[32];
+} mla_build_result;
+
+MLA_CHECKED mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *err);
+void mla_build_result_free(mla_build_result *r);
+
+/* The steps apart. stats: collects and writes OUT.stats (mergeable). */
+MLA_CHECKED mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_err *err);
+/* solve: statistics -> one factors file (.safetensors) that graft accepts for any base of the same shape. */
+MLA_CHECKED mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const char *const *stats, size_t n_stats,
+                                       const char *factors_out, mla_err *err);
+/* graft: factors file + base -> checkpoint folder with receipt. */
+MLA_CHECKED mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const char *factors, mla_err *err);
+#endif

@@ -1,0 +1,169 @@
+/* Layers are solved side by side, one thread each: the eigensolver itself stays single-threaded, so bits never depend
+ * on the number of threads. */
+#include "retrofit/factorize.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+typedef struct {
+    const mla_model *m;
+    const mla_recipe *r;
+    const mla_stats *fit, *held;
+    mla_solution *sol;
+    mla_factorization *out;
+    mla_err *err;            /* one per layer */
+    const size_t *rank;
+} work;
+
+static void solve_one(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    work *w = ctx;
+    for (size_t i = b; i < e; i++) {
+        const mla_layer_stats *l = &w->fit->layer[i];
+        mla_mat wo;
+        mla_status st = mla_model_mat(w->m, MLA_W_O, l->layer, &wo, &w->err[i]);
+        float *W = st == MLA_OK ? mla_alloc_raw(wo.out, wo.in, sizeof *W) : NULL;
+        if (st == MLA_OK && !W) st = mla_fail(&w->err[i], MLA_ENOMEM, "output projection of layer %zu", l->layer);
+        if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, &w->err[i]);
+        mla_solve_opts o = {.balance = w->r->balance, .groups = w->r->groups};
+        if (st == MLA_OK) st = mla_solve_layer(&w->sol[i], l, w->r->layout, W, wo.out, &o, &w->err[i]);
+        w->err[i].status = st;
+        mla_free(W);
+    }
+}
+
+static int descending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+static mla_status one_result(work *w, size_t i)
+{
+    mla_solution *s = &w->sol[i];
+    mla_layer_result *r = &w->out->result[i];
+    mla_factors *f = &w->out->factors[i];
+    mla_err *err = &w->err[i];
+    size_t per = w->rank[i] / s->groups;
+    mla_status st = mla_solution_factors(f, s, per, !w->r->f32_factors, err);
+    if (st != MLA_OK) return st;
+    double total = mla_solution_tail(s, 0), loss;
+    *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = mla_solution_tail(s, per) / total, .held_out = -1,
+                            .energy = total, .k_share = mla_solution_k_share(s, per), .floored = s->floored};
+    r->n_spectrum = s->groups * s->n;
+    r->spectrum = mla_alloc_raw(r->n_spectrum, 1, sizeof *r->spectrum);
+    if (!r->spectrum) return mla_fail(err, MLA_ENOMEM, "spectrum of layer %zu", s->layer);
+    memcpy(r->spectrum, s->sigma, r->n_spectrum * sizeof *r->spectrum);
+    qsort(r->spectrum, r->n_spectrum, sizeof *r->spectrum, descending);
+    if ((st = mla_solution_loss(&loss, s, f, &w->fit->layer[i], err)) != MLA_OK) return st;
+    r->exact = loss / total;
+    if (w->held && w->held->layer[i].wsum > 0) {
+        mla_factors none = *f; /* loss of keeping only the mean: the held-out tokens' own energy */
+        none.r = 0;
+        double all;
+        if ((st = mla_solution_loss(&loss, s, f, &w->held->layer[i], err)) != MLA_OK) return st;
+        if ((st = mla_solution_loss(&all, s, &none, &w->held->layer[i], err)) != MLA_OK) return st;
+        r->held_out = all > 0 ? loss / all : 0;
+    }
+    return MLA_OK;
+}
+
+static void result_one(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    work *w = ctx;
+    for (size_t i = b; i < e; i++) w->err[i].status = one_result(w, i);
+}
+
+static mla_status first_error(const work *w, size_t n, mla_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (w->err[i].status != MLA_OK) {
+            *err = w->err[i];
+            return err->status;
+        }
+    return MLA_OK;
+}
+
+static mla_status choose_ranks(size_t *rank, const work *w, size_t n, mla_err *err)
+{
+    size_t uniform;
+    mla_status st = mla_rank_uniform(&uniform, mla_model_config(w->m), w->r->layout, w->r->groups, w->r->budget, err);
+    if (st != MLA_OK) return st;
+    for (size_t i = 0; i < n; i++) rank[i] = uniform;
+    if (w->r->allocation == MLA_ALLOC_SPECTRUM) st = mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, w->r->groups * 8, err);
+    return st;
+}
+
+mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_recipe *r, const mla_stats *fit, const mla_stats *held,
+                         mla_pool *pool, mla_err *err)
+{
+    size_t n = fit->layers;
+    *out = (mla_factorization){.layers = n};
+    size_t *rank = mla_alloc(n, 1, sizeof *rank);
+    work w = {.m = m, .r = r, .fit = fit, .held = held, .out = out, .rank = rank};
+    w.sol = mla_alloc(n, 1, sizeof *w.sol);
+    w.err = mla_alloc(n, 1, sizeof *w.err);
+    out->factors = mla_alloc(n, 1, sizeof *out->factors);
+    out->result = mla_alloc(n, 1, sizeof *out->result);
+    mla_status st = rank && w.sol && w.err && out->factors && out->result ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
+    if (st == MLA_OK && fit->layout != r->layout)
+        st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
+    if (st == MLA_OK) {
+        mla_par_for(pool, n, 1, solve_one, &w);
+        st = first_error(&w, n, err);
+    }
+    if (st == MLA_OK) st = choose_ranks(rank, &w, n, err);
+    if (st == MLA_OK) {
+        mla_par_for(pool, n, 1, result_one, &w);
+        st = first_error(&w, n, err);
+    }
+    for (size_t i = 0; w.sol && i < n; i++) mla_solution_free(&w.sol[i]);
+    mla_free(w.sol);
+    mla_free(w.err);
+    mla_free(rank);
+    if (st != MLA_OK) mla_factorization_free(out);
+    return st;
+}
+
+void mla_factorization_free(mla_factorization *f)
+{
+    for (size_t i = 0; i < f->layers; i++) {
+        if (f->factors) mla_factors_free(&f->factors[i]);
+        if (f->result) mla_free(f->result[i].spectrum);
+    }
+    mla_free(f->factors);
+    mla_free(f->result);
+    *f = (mla_factorization){0};
+}
+
+void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr)
+{
+    for (size_t i = 0; i < f->layers; i++) {
+        const mla_layer_result *r = &f->result[i];
+        mla_jv *o = mla_jv_add_obj(arr);
+        mla_jv_set_size(o, "layer", r->layer);
+        mla_jv_set_size(o, "rank", r->rank);
+        mla_jv_set_f64(o, "predicted_loss", r->predicted);
+        mla_jv_set_f64(o, "stored_loss", r->exact);
+        if (r->held_out >= 0) mla_jv_set_f64(o, "held_out_loss", r->held_out);
+        mla_jv_set_f64(o, "energy", r->energy);
+        mla_jv_set_f64(o, "key_share", r->k_share);
+        mla_jv_set_size(o, "metric_floor_hits", r->floored);
+    }
+}
+
+void mla_factorization_table(const mla_factorization *f, mla_str *out)
+{
+    mla_str_put(out, "layer   rank   predicted loss   as stored   held-out loss   keys' share\n");
+    for (size_t i = 0; i < f->layers; i++) {
+        const mla_layer_result *r = &f->result[i];
+        mla_str_printf(out, "%5zu %6zu %15.3g%% %10.3g%% ", r->layer, r->rank, 100 * r->predicted, 100 * r->exact);
+        if (r->held_out >= 0) mla_str_printf(out, "%14.3g%%", 100 * r->held_out);
+        else mla_str_put(out, "              -");
+        mla_str_printf(out, " %12.1f%%\n", 100 * r->k_share);
+    }
+}

@@ -1,0 +1,39 @@
+/* Statistics to factors, all layers: solutions (several layers at a time), ranks under the recipe's budget, factors in
+ * their stored precision, and what they lose: predicted, and measured on held-out statistics. */
+#ifndef MLA_RETROFIT_FACTORIZE_H
+#define MLA_RETROFIT_FACTORIZE_H
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/par.h"
+#include "io/json.h"
+#include "model/model.h"
+#include "retrofit/recipe.h"
+#include "retrofit/solve.h"
+
+typedef struct {
+    size_t layer, rank;         /* rank: values per token over all groups */
+    double predicted, held_out; /* share of the layer's weighted energy that is lost; held_out < 0: not measured */
+    double exact;               /* the same on the fit's own statistics, with the factors as stored (bf16) */
+    double energy;              /* total, in squared output units */
+    double k_share;             /* of the latent */
+    size_t floored;
+    double *spectrum;           /* (n_spectrum) descending over all groups, for plots */
+    size_t n_spectrum;
+} mla_layer_result;
+
+typedef struct {
+    size_t layers;
+    mla_factors *factors;       /* in depth order */
+    mla_layer_result *result;
+} mla_factorization;
+
+/* held may be NULL. */
+MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_recipe *r, const mla_stats *fit,
+                                     const mla_stats *held, mla_pool *pool, mla_err *err);
+void mla_factorization_free(mla_factorization *f); /* zeroed struct is fine */
+/* layers: [{layer, rank, predicted_loss, held_out_loss, stored_loss, energy, key_share}] */
+void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr);
+/* The same as a plain table. */
+void mla_factorization_table(const mla_factorization *f, mla_str *out);
+#endif

@@ -1,0 +1,251 @@
+/* Per-head moments by dense products over one row, reduced in head order. */
+#include "retrofit/moments.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "linalg/gemm.h"
+
+#define KAPPA_BLOCK 32 /* query rows per partial Gram of head overlaps */
+#define GATE_TILE 128  /* gate dims per output tile */
+
+struct mla_moments {
+    mla_layer_stats shape; /* sizes only */
+    size_t max_T;
+    mla_pool *pool;
+    float *P;      /* (H, T, T) softmax probabilities, zero above the diagonal */
+    float *W;      /* per worker: (T, T) logits / weights, then (T, d) u, (T, d) ub, (T, d) x, (T) |u|^2 */
+    size_t per_worker;
+    double *Mh;    /* (H, dk, dk) */
+    double *wh;    /* (H, T) */
+    double *kap;   /* (blocks, H, H) */
+    float *gamma;  /* (T, H d) */
+};
+
+mla_status mla_moments_new(mla_moments **out, const mla_layer_stats *shape, size_t max_T, mla_pool *pool, mla_err *err)
+{
+    mla_moments *m = mla_alloc(1, 1, sizeof *m);
+    if (!m) return mla_fail(err, MLA_ENOMEM, "moments");
+    m->shape = *shape;
+    m->max_T = max_T;
+    m->pool = pool;
+    size_t H = shape->H, d = shape->d, T = max_T, blocks = (T + KAPPA_BLOCK - 1) / KAPPA_BLOCK;
+    m->per_worker = T * T + 3 * T * d + T + d * d;
+    if (m->per_worker < shape->gate_dim) m->per_worker = shape->gate_dim; /* one output row of a gate tile */
+    m->P = mla_alloc(H, T * T, sizeof(float));
+    m->W = mla_alloc(mla_pool_threads(pool), m->per_worker, sizeof(float));
+    m->Mh = mla_alloc(H, shape->dk * shape->dk, sizeof(double));
+    m->wh = mla_alloc(H, T, sizeof(double));
+    m->kap = mla_alloc(blocks, H * H, sizeof(double));
+    m->gamma = mla_alloc(T, H * d, sizeof(float));
+    if (!m->P || !m->W || !m->Mh || !m->wh || !m->kap || !m->gamma) {
+        mla_moments_free(m);
+        return mla_fail(err, MLA_ENOMEM, "moments of rows of %zu tokens, %zu heads", T, H);
+    }
+    *out = m;
+    return MLA_OK;
+}
+
+void mla_moments_free(mla_moments *m)
+{
+    if (!m) return;
+    mla_free(m->P);
+    mla_free(m->W);
+    mla_free(m->Mh);
+    mla_free(m->wh);
+    mla_free(m->kap);
+    mla_free(m->gamma);
+    mla_free(m);
+}
+
+typedef struct {
+    mla_moments *m;
+    mla_layer_stats *l;
+    const mla_row *row;
+    const double *R;
+    const mla_moment_opts *o;
+} job;
+
+/* In place: causal softmax of row t over keys 0..t; the rest becomes 0. */
+static void softmax_row(float *p, size_t t, size_t T)
+{
+    float mx = p[0];
+    for (size_t s = 1; s <= t; s++) mx = p[s] > mx ? p[s] : mx;
+    double sum = 0;
+    for (size_t s = 0; s <= t; s++) {
+        p[s] = expf(p[s] - mx);
+        sum += p[s];
+    }
+    float inv = (float)(1.0 / sum);
+    for (size_t s = 0; s <= t; s++) p[s] *= inv;
+    memset(p + t + 1, 0, (T - t - 1) * sizeof *p);
+}
+
+/* c (T, T) := p^2 |u_s - ub_t|^2, using the product c = ub u^T already in place. Clipped at 0 against rounding. */
+static void weigh(float *c, const float *P, const float *u2, const float *ub, size_t T, size_t d)
+{
+    for (size_t t = 0; t < T; t++) {
+        float b2 = 0;
+        for (size_t i = 0; i < d; i++) b2 += ub[t * d + i] * ub[t * d + i];
+        for (size_t s = 0; s <= t; s++) {
+            float e = u2[s] + b2 - 2 * c[t * T + s], p = P[t * T + s];
+            c[t * T + s] = e > 0 ? p * p * e : 0;
+        }
+    }
+}
+
+/* M (dk, dk) += X^T X for X (rows, dk) f32. */
+static void add_gram(double *M, const float *X, size_t rows, size_t dk, float *tmp)
+{
+    mla_sgemm(true, false, dk, dk, rows, 1, X, dk, X, dk, 0, tmp, dk);
+    for (size_t i = 0; i < dk * dk; i++) M[i] += tmp[i];
+}
+
+/* Unrotated key dims: sum_t (sum_s c_ts) q_t q_t^T over dims [d - dk, d). */
+static void query_metric(double *M, const job *j, size_t h, const float *c, float *X, float *tmp)
+{
+    const mla_layer_stats *s = &j->m->shape;
+    size_t T = j->row->T, dk = s->dk, d = s->d;
+    for (size_t t = 0; t < T; t++) {
+        double a = 0;
+        for (size_t k = 0; k <= t; k++) a += c[t * T + k];
+        float r = (float)sqrt(a);
+        const float *q = j->row->q + (t * s->H + h) * d + (d - dk);
+        for (size_t i = 0; i < dk; i++) X[t * dk + i] = r * q[i];
+    }
+    add_gram(M, X, T, dk, tmp);
+}
+
+/* Rotated keys: sum over sampled s of sum_{t >= s} c_ts z z^T, z = R_s^T q_rot_t (the query in the key's frame). */
+static void query_metric_rotated(double *M, const job *j, size_t h, const float *c, float *X, float *tmp)
+{
+    const mla_layer_stats *l = &j->m->shape;
+    const mla_moment_opts *o = j->o;
+    size_t T = j->row->T, d = l->d, half = o->rot / 2, stride = o->key_stride ? o->key_stride : 1;
+    float gain = (float)(o->rope_gain * sqrt((double)stride));
+    for (size_t s = o->row_index % stride; s < T; s += stride) {
+        for (size_t t = s; t < T; t++) {
+            const float *q = j->row->q_rot + (t * l->H + h) * d;
+            float *x = X + (t - s) * d, r = gain * sqrtf(c[t * T + s]);
+            for (size_t i = 0; i < d; i++) x[i] = r * q[i];
+        }
+        for (size_t i = 0; i < half; i++) {
+            double ang = o->inv_freq[i] * (double)s;
+            float cs = (float)cos(ang), sn = (float)sin(ang);
+            for (size_t t = 0; t < T - s; t++) {
+                float *x = X + t * d, a = x[i], b = x[i + half];
+                x[i] = a * cs + b * sn;
+                x[i + half] = b * cs - a * sn;
+            }
+        }
+        add_gram(M, X, T - s, d, tmp);
+    }
+}
+
+static void one_head(void *ctx, size_t b, size_t e, size_t worker)
+{
+    const job *j = ctx;
+    mla_moments *m = j->m;
+    const mla_layer_stats *l = &m->shape;
+    const mla_row *row = j->row;
+    size_t T = row->T, H = l->H, G = l->G, d = l->d, dk = l->dk;
+    for (size_t h = b; h < e; h++) {
+        size_t g = h / (H / G);
+        float *P = m->P + h * T * T, *c = m->W + worker * m->per_worker, *u = c + T * T, *ub = u + T * d, *X = ub + T * d;
+        float *u2 = X + T * d, *tmp = u2 + T, *Rf = tmp;
+        mla_sgemm(false, true, T, T, d, (float)j->o->attn_scale, row->q_rot + h * d, H * d, row->k_rot + g * d, G * d, 0, P, T);
+        double *w = m->wh + h * T;
+        memset(w, 0, T * sizeof *w);
+        for (size_t t = 0; t < T; t++) {
+            softmax_row(P + t * T, t, T);
+            for (size_t s = 0; s <= t; s++) w[s] += (double)P[t * T + s] * P[t * T + s];
+        }
+        for (size_t i = 0; i < d * d; i++) Rf[i] = (float)j->R[h * d * d + i];
+        mla_sgemm(false, false, T, d, d, 1, row->v + g * d, G * d, Rf, d, 0, u, d);
+        mla_sgemm(false, false, T, d, d, 1, row->o + h * d, H * d, Rf, d, 0, ub, d);
+        for (size_t s = 0; s < T; s++) {
+            u2[s] = 0;
+            for (size_t i = 0; i < d; i++) u2[s] += u[s * d + i] * u[s * d + i];
+        }
+        mla_sgemm(false, true, T, T, d, 1, ub, d, u, d, 0, c, T);
+        weigh(c, P, u2, ub, T, d);
+        double *M = m->Mh + h * dk * dk;
+        memset(M, 0, dk * dk * sizeof *M);
+        if (dk == d && j->o->rot > 0) query_metric_rotated(M, j, h, c, X, tmp);
+        else query_metric(M, j, h, c, X, tmp);
+    }
+}
+
+/* Partial head overlaps of query rows [b, e) of KAPPA_BLOCK each: Gram of the probabilities over heads. */
+static void overlap_block(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    const job *j = ctx;
+    size_t H = j->m->shape.H, T = j->row->T;
+    for (size_t blk = b; blk < e; blk++) {
+        double *k = j->m->kap + blk * H * H;
+        size_t t0 = blk * KAPPA_BLOCK, t1 = t0 + KAPPA_BLOCK < T ? t0 + KAPPA_BLOCK : T;
+        for (size_t h = 0; h < H; h++)
+            for (size_t i = 0; i <= h; i++) {
+                double sum = 0;
+                for (size_t t = t0; t < t1; t++) {
+                    const float *p = j->m->P + (h * T + t) * T, *r = j->m->P + (i * T + t) * T;
+                    float acc[16] = {0};
+                    size_t s = 0;
+                    for (; s + 16 <= t + 1; s += 16)
+                        for (size_t x = 0; x < 16; x++) acc[x] += p[s + x] * r[s + x];
+                    for (; s <= t; s++) acc[0] += p[s] * r[s];
+                    for (size_t x = 0; x < 16; x++) sum += acc[x];
+                }
+                k[h * H + i] = k[i * H + h] = sum;
+            }
+    }
+}
+
+static void gate_tile(void *ctx, size_t b, size_t e, size_t worker)
+{
+    const job *j = ctx;
+    mla_moments *m = j->m;
+    mla_layer_stats *l = j->l;
+    size_t T = j->row->T, dim = l->gate_dim, ld = l->H * l->d, tiles = (dim + GATE_TILE - 1) / GATE_TILE;
+    float *tmp = m->W + worker * m->per_worker;
+    for (size_t k = b; k < e; k++) {
+        size_t blk = k / tiles, i0 = k % tiles * GATE_TILE, n = dim - i0 < GATE_TILE ? dim - i0 : GATE_TILE;
+        const float *x = m->gamma + blk * dim;
+        double *gg = l->GG + blk * dim * dim + i0 * dim;
+        size_t step = m->per_worker / dim; /* output rows whose product fits the scratch */
+        if (step > n) step = n;
+        for (size_t r = 0; r < n; r += step) {
+            size_t rn = n - r < step ? n - r : step;
+            mla_sgemm(true, false, rn, dim, T, 1, x + i0 + r, ld, x, ld, 0, tmp, dim);
+            for (size_t i = 0; i < rn * dim; i++) gg[r * dim + i] += tmp[i];
+        }
+    }
+}
+
+void mla_moments_gate(mla_moments *m, mla_layer_stats *l, const mla_row *row)
+{
+    if (!l->gate_blocks || !row->gate) return;
+    for (size_t i = 0; i < row->T * l->H * l->d; i++) m->gamma[i] = 1.0f / (1.0f + expf(-row->gate[i]));
+    job j = {m, l, row, NULL, NULL};
+    size_t tiles = (l->gate_dim + GATE_TILE - 1) / GATE_TILE;
+    mla_par_for(m->pool, l->gate_blocks * tiles, 1, gate_tile, &j);
+}
+
+void mla_moments_add(mla_moments *m, mla_layer_stats *l, const mla_row *row, const double *R, const mla_moment_opts *o, double *w)
+{
+    job j = {m, l, row, R, o};
+    size_t H = l->H, T = row->T, dk = l->dk, per = H / l->G, blocks = (T + KAPPA_BLOCK - 1) / KAPPA_BLOCK;
+    mla_par_for(m->pool, H, 1, one_head, &j);
+    mla_par_for(m->pool, blocks, 1, overlap_block, &j);
+    mla_moments_gate(m, l, row);
+    memset(w, 0, T * sizeof *w);
+    for (size_t h = 0; h < H; h++) { /* fixed order */
+        for (size_t s = 0; s < T; s++) w[s] += m->wh[h * T + s];
+        double *M = l->M + h / per * dk * dk;
+        for (size_t i = 0; i < dk * dk; i++) M[i] += m->Mh[h * dk * dk + i] / (double)l->d;
+    }
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = 0; i < H * H; i++) l->kappa[i] += m->kap[b * H * H + i];
+}

@@ -1,0 +1,76 @@
+/* Arithmetic of a build before it runs. */
+#include "retrofit/plan.h"
+
+#include "model/factors.h"
+#include "retrofit/metric.h"
+
+mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, mla_err *err)
+{
+    const mla_config *c = mla_model_config(m);
+    *p = (mla_plan){.full_layers = mla_config_full_layers(c), .groups = r->groups};
+    p->linear_layers = c->layers - p->full_layers;
+    size_t n, G = c->kv_heads, d = c->head_dim, H = c->heads;
+    mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
+    if (st == MLA_OK) st = mla_rank_uniform(&p->rank, c, r->layout, r->groups, r->budget, err);
+    if (st != MLA_OK) return st;
+    p->features = n * r->groups;
+    p->rotary_values = r->layout == MLA_LAYOUT_N ? G * c->rope.rot : 0;
+    p->base_values = 2 * G * d;
+    p->cached_values = p->rank + p->rotary_values;
+    p->base_kv_bytes = 2ull * p->base_values * p->full_layers;
+    p->kv_bytes = 2ull * p->cached_values * p->full_layers;
+    uint64_t bytes = r->f32_factors ? 4 : 2;
+    p->factor_bytes = p->full_layers * ((uint64_t)p->rank * n * 2 * bytes + (uint64_t)p->features * 4);
+    p->base_bytes = mla_model_stored_bytes(m);
+    size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_N ? d - c->rope.rot : d) + d), dk = all / G - d;
+    mla_metric_blocks(H, G, d, &blocks, &dim);
+    uint64_t gate = c->attn_gate ? (uint64_t)blocks * dim * dim : 0;
+    p->stats_bytes = 8 * p->full_layers * ((uint64_t)all * all + 2 * all + (uint64_t)G * dk * dk + (uint64_t)H * H + gate);
+    uint64_t params = (uint64_t)c->vocab * c->hidden * (c->tied ? 1 : 2) +
+                      (uint64_t)c->layers * (3ull * c->hidden * c->intermediate + 2ull * c->hidden * H * d + 2ull * c->hidden * G * d);
+    uint64_t row = (uint64_t)r->row_tokens * (c->hidden * 6ull + c->intermediate * 3ull) * 4 + (uint64_t)r->row_tokens * r->row_tokens * H * 4;
+    p->peak_bytes = params * 4 + 2 * p->stats_bytes + row;
+    p->disk_new_bytes = p->factor_bytes + (mla_model_gguf(m) ? params * 4 : 0);
+    p->forward_flops = 2.0 * (double)params * (double)r->calibration_tokens;
+    return MLA_OK;
+}
+
+void mla_plan_to_json(const mla_plan *p, const mla_recipe *r, mla_jv *o)
+{
+    mla_jv_set_str(o, "schema", "mla-plan/1");
+    mla_recipe_to_json(r, mla_jv_set_obj(o, "recipe"));
+    mla_jv_set_size(o, "full_attention_layers", p->full_layers);
+    mla_jv_set_size(o, "other_layers", p->linear_layers);
+    mla_jv_set_size(o, "rank", p->rank);
+    mla_jv_set_size(o, "lossless_rank", p->features);
+    mla_jv_set_size(o, "rotary_values", p->rotary_values);
+    mla_jv_set_size(o, "base_values_per_token_layer", p->base_values);
+    mla_jv_set_size(o, "cached_values_per_token_layer", p->cached_values);
+    mla_jv_set_f64(o, "keep", (double)p->cached_values / (double)p->base_values);
+    mla_jv_set_size(o, "base_kv_bytes_per_token", p->base_kv_bytes);
+    mla_jv_set_size(o, "kv_bytes_per_token", p->kv_bytes);
+    mla_jv_set_size(o, "factor_bytes", p->factor_bytes);
+    mla_jv_set_size(o, "base_weight_bytes", p->base_bytes);
+    mla_jv_set_size(o, "peak_memory_bytes", p->peak_bytes);
+    mla_jv_set_size(o, "new_disk_bytes", p->disk_new_bytes);
+    mla_jv_set_f64(o, "forward_flops", p->forward_flops);
+}
+
+void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
+{
+    char a[32], b[32];
+    mla_str_printf(s, "layout                 %s, %zu group%s\n", mla_layout_name(r->layout), r->groups, r->groups == 1 ? "" : "s");
+    mla_str_printf(s, "attention layers       %zu full, %zu other\n", p->full_layers, p->linear_layers);
+    mla_str_printf(s, "rank                   %zu of %zu (lossless), per token and layer\n", p->rank, p->features);
+    mla_str_printf(s, "cached values          %zu = %zu latent + %zu rotary; the base caches %zu (keep %.3f)\n", p->cached_values, p->rank,
+                   p->rotary_values, p->base_values, (double)p->cached_values / (double)p->base_values);
+    mla_str_printf(s, "KV bytes per token     %llu bf16, %llu FP8; the base %llu bf16\n", (unsigned long long)p->kv_bytes,
+                   (unsigned long long)p->kv_bytes / 2, (unsigned long long)p->base_kv_bytes);
+    mla_str_printf(s, "added weights          %s beside %s of base weights\n", mla_bytes_text(a, sizeof a, (double)p->factor_bytes),
+                   mla_bytes_text(b, sizeof b, (double)p->base_bytes));
+    mla_str_printf(s, "new on disk            %s (base shards are linked where the file system allows)\n",
+                   mla_bytes_text(a, sizeof a, (double)p->disk_new_bytes));
+    mla_str_printf(s, "memory, about          %s with resident f32 weights\n", mla_bytes_text(a, sizeof a, (double)p->peak_bytes));
+    mla_str_printf(s, "calibration            up to %zu tokens, %.3g TFLOP; at 0.2 TFLOP/s about %.0f s\n", r->calibration_tokens,
+                   p->forward_flops / 1e12, p->forward_flops / 0.2e12);
+}

@@ -1,0 +1,25 @@
+/* Choosing ranks: from what the user asks (a fraction, a rank, bytes) to latent values per layer under one budget. */
+#ifndef MLA_RETROFIT_RANKS_H
+#define MLA_RETROFIT_RANKS_H
+#include <stddef.h>
+
+#include "base/err.h"
+#include "model/config.h"
+#include "retrofit/solve.h"
+
+typedef struct {         /* exactly one of the three is set */
+    double keep;         /* cached values per token and layer / the base's, rotary keys counted; 0 = unset */
+    size_t rank;         /* latent values per token and layer, over all groups */
+    size_t kv_bytes;     /* bytes per token over all layers, cached in bf16 */
+} mla_budget;
+
+/* Latent values per token (over all groups) of every full-attention layer at a uniform rank: the largest multiple of
+ * `groups` within the budget. Refused with the numbers when nothing fits or the rank exceeds the features. */
+MLA_CHECKED mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err);
+
+/* Ranks per group and layer under `budget` latent values over all layers: the largest steps of eta_l sigma_l first (one
+ * value in every group of a layer at a time), ties by (layer, index); exact for equal costs (algorithms 7.6).
+ * eta == NULL: 1 everywhere. rank[i] receives values per token over all groups of layer i; at least `min` each. */
+MLA_CHECKED mla_status mla_rank_allocate(size_t *rank, const mla_solution *s, size_t layers, const double *eta, size_t budget, size_t min,
+                                         mla_err *err);
+#endif

@@ -1,0 +1,127 @@
+/* Recipe defaults, strict JSON in, JSON out. */
+#include "retrofit/recipe.h"
+
+#include <string.h>
+
+mla_recipe mla_recipe_default(void)
+{
+    return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512, .key_stride = 4};
+}
+
+static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "auto", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
+static const char *const ALLOC[] = {[MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum"};
+
+const char *mla_layout_name(mla_layout l) { return (unsigned)l < sizeof LAYOUT / sizeof *LAYOUT ? LAYOUT[l] : "?"; }
+
+bool mla_layout_parse(const char *s, mla_layout *out)
+{
+    for (size_t i = 0; i < sizeof LAYOUT / sizeof *LAYOUT; i++)
+        if (!strcmp(s, LAYOUT[i])) {
+            *out = (mla_layout)i;
+            return true;
+        }
+    return false;
+}
+
+static mla_status bad(const char *key, const char *want, const mla_jv *v, mla_err *err)
+{
+    return mla_fail(err, MLA_EFORMAT, "%s: expected %s, found %s", key, want, mla_jv_kind(v));
+}
+
+static mla_status read_budget(mla_budget *b, const mla_jv *o, mla_err *err)
+{
+    *b = (mla_budget){0};
+    if (!mla_jv_is_obj(o)) return bad("budget", "an object", o, err);
+    for (const mla_jv *v = mla_jv_first(o); v; v = mla_jv_next(v)) {
+        const char *k = mla_jv_key(v);
+        bool ok = !strcmp(k, "keep") ? mla_jv_f64(v, &b->keep) : !strcmp(k, "rank") ? mla_jv_size(v, &b->rank)
+                : !strcmp(k, "kv_bytes") ? mla_jv_size(v, &b->kv_bytes) : false;
+        if (!ok) return mla_fail(err, MLA_EFORMAT, "budget.%s: expected one of keep, rank, kv_bytes with a number", k);
+    }
+    return MLA_OK;
+}
+
+static mla_status read_calibration(mla_recipe *r, const mla_jv *o, mla_err *err)
+{
+    if (!mla_jv_is_obj(o)) return bad("calibration", "an object", o, err);
+    for (const mla_jv *v = mla_jv_first(o); v; v = mla_jv_next(v)) {
+        const char *k = mla_jv_key(v);
+        size_t *to = !strcmp(k, "tokens") ? &r->calibration_tokens : !strcmp(k, "row_tokens") ? &r->row_tokens
+                   : !strcmp(k, "key_stride") ? &r->key_stride : NULL;
+        if (!to) return mla_fail(err, MLA_EFORMAT, "calibration.%s: unknown field (tokens, row_tokens, key_stride)", k);
+        if (!mla_jv_size(v, to) || *to == 0) return bad(k, "a positive integer", v, err);
+    }
+    return MLA_OK;
+}
+
+static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_err *err)
+{
+    const char *s = mla_jv_str(v);
+    if (!strcmp(k, "schema")) return s && !strcmp(s, MLA_RECIPE_SCHEMA) ? MLA_OK : bad(k, "\"" MLA_RECIPE_SCHEMA "\"", v, err);
+    if (!strcmp(k, "comment")) return MLA_OK;
+    if (!strcmp(k, "layout")) return s && mla_layout_parse(s, &r->layout) ? MLA_OK : bad(k, "auto, n or rebuild", v, err);
+    if (!strcmp(k, "groups")) return mla_jv_size(v, &r->groups) && r->groups ? MLA_OK : bad(k, "a positive integer", v, err);
+    if (!strcmp(k, "budget")) return read_budget(&r->budget, v, err);
+    if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
+    if (!strcmp(k, "balance")) return mla_jv_f64(v, &r->balance) && r->balance > 0 ? MLA_OK : bad(k, "a positive number", v, err);
+    if (!strcmp(k, "factors_dtype")) {
+        if (!s || (strcmp(s, "bfloat16") && strcmp(s, "float32"))) return bad(k, "bfloat16 or float32", v, err);
+        r->f32_factors = !strcmp(s, "float32");
+        return MLA_OK;
+    }
+    if (!strcmp(k, "allocation")) {
+        for (size_t i = 0; s && i < sizeof ALLOC / sizeof *ALLOC; i++)
+            if (!strcmp(s, ALLOC[i])) {
+                r->allocation = (mla_allocation)i;
+                return MLA_OK;
+            }
+        return bad(k, "uniform or spectrum", v, err);
+    }
+    return mla_fail(err, MLA_EFORMAT, "%s: unknown field", k);
+}
+
+mla_status mla_recipe_read(mla_recipe *r, const char *path, mla_err *err)
+{
+    mla_json *d;
+    mla_status st = mla_json_read(&d, path, 1 << 20, err);
+    if (st != MLA_OK) return st;
+    const mla_jv *o = mla_json_root(d);
+    if (!mla_jv_is_obj(o)) st = bad("recipe", "an object", o, err);
+    for (const mla_jv *v = mla_jv_first(o); st == MLA_OK && v; v = mla_jv_next(v)) st = read_field(r, mla_jv_key(v), v, err);
+    mla_json_free(d);
+    return st == MLA_OK ? st : mla_wrap(err, "recipe %s", path);
+}
+
+mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    if (c->mla.layout != MLA_LAYOUT_NONE) return mla_fail(err, MLA_EUNSUPPORTED, "the base is a retrofit already (layout %s)", mla_layout_name(c->mla.layout));
+    if (c->family == MLA_FAM_DEEPSEEK) return mla_fail(err, MLA_EUNSUPPORTED, "the base (%s) already is an MLA model", c->architecture);
+    if (mla_config_full_layers(c) == 0) return mla_fail(err, MLA_EUNSUPPORTED, "the base has no full-attention layer");
+    if (r->layout == MLA_LAYOUT_NONE) r->layout = c->rope.rot < c->head_dim ? MLA_LAYOUT_N : MLA_LAYOUT_REBUILD;
+    if (r->layout == MLA_LAYOUT_N && c->rope.rot == c->head_dim)
+        return mla_fail(err, MLA_EINVAL, "layout n needs key dims without rotation; this model rotates all %zu: use layout rebuild", c->head_dim);
+    if (r->groups == 0 || c->kv_heads % r->groups)
+        return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
+    if (r->balance == 0) r->balance = r->layout == MLA_LAYOUT_N ? 1.0 : 3.0;
+    if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
+        return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);
+    return MLA_OK;
+}
+
+void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
+{
+    mla_jv_set_str(o, "schema", MLA_RECIPE_SCHEMA);
+    mla_jv_set_str(o, "layout", LAYOUT[r->layout]);
+    mla_jv_set_size(o, "groups", r->groups);
+    mla_jv *b = mla_jv_set_obj(o, "budget");
+    if (r->budget.keep > 0) mla_jv_set_f64(b, "keep", r->budget.keep);
+    if (r->budget.rank) mla_jv_set_size(b, "rank", r->budget.rank);
+    if (r->budget.kv_bytes) mla_jv_set_size(b, "kv_bytes", r->budget.kv_bytes);
+    mla_jv *c = mla_jv_set_obj(o, "calibration");
+    mla_jv_set_size(c, "tokens", r->calibration_tokens);
+    mla_jv_set_size(c, "row_tokens", r->row_tokens);
+    mla_jv_set_size(c, "key_stride", r->key_stride);
+    mla_jv_set_f64(o, "balance", r->balance);
+    mla_jv_set_str(o, "factors_dtype", r->f32_factors ? "float32" : "bfloat16");
+    mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);
+}

@@ -1,0 +1,272 @@
+/* Assembling Lambda and S, the symmetric eigenproblem, and factors of any rank from its solution. */
+#include "retrofit/solve.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "linalg/chol.h"
+#include "linalg/eigh.h"
+#include "linalg/gemm.h"
+#include "retrofit/metric.h"
+#include "tensor/fp.h"
+
+#define LAMBDA_FLOOR 1e-6 /* relative; only Lambda is inverted (algorithms 8, point 4) */
+
+size_t mla_group_feature(const mla_layer_stats *l, size_t groups, size_t a, size_t j)
+{
+    size_t per = l->G / groups, keys = per * l->dk;
+    if (j < keys) return a * keys + j;
+    return l->G * l->dk + a * per * l->d + (j - keys);
+}
+
+void mla_solution_free(mla_solution *s)
+{
+    mla_free(s->sigma);
+    mla_free(s->E);
+    mla_free(s->D);
+    mla_free(s->mu);
+    mla_free(s->C);
+    mla_free(s->Lambda);
+    *s = (mla_solution){0};
+}
+
+/* Lambda of group a (n, n) from M and the whole value metric L (G d, G d). */
+static void assemble_lambda(double *lam, const mla_layer_stats *l, const double *L, size_t groups, size_t a, double balance)
+{
+    size_t per = l->G / groups, n = per * (l->dk + l->d), keys = per * l->dk, vd = l->G * l->d;
+    memset(lam, 0, n * n * sizeof *lam);
+    for (size_t g = 0; g < per; g++) {
+        const double *M = l->M + (a * per + g) * l->dk * l->dk;
+        for (size_t i = 0; i < l->dk; i++)
+            for (size_t j = 0; j < l->dk; j++) lam[(g * l->dk + i) * n + g * l->dk + j] = balance * M[i * l->dk + j] / l->tokens;
+    }
+    for (size_t i = 0; i < per * l->d; i++)
+        for (size_t j = 0; j < per * l->d; j++)
+            lam[(keys + i) * n + keys + j] = L[(a * per * l->d + i) * vd + a * per * l->d + j];
+}
+
+/* F and its inverse from Lambda = V diag(l) V^T: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), floored.
+ * lam is overwritten. Blocks (each KV head's keys, the values) are solved together: zeros stay zeros. */
+static mla_status root_of_lambda(double *F, double *Fi, double *lam, size_t n, size_t *floored, mla_err *err)
+{
+    double *w = mla_alloc(n, 1, sizeof *w);
+    if (!w) return mla_fail(err, MLA_ENOMEM, "metric of %zu features", n);
+    mla_status st = mla_eigh(lam, w, n, err);
+    if (st == MLA_OK && !(w[n - 1] > 0)) st = mla_fail(err, MLA_EFORMAT, "the objective is zero: no query or value energy was seen");
+    for (size_t k = 0; st == MLA_OK && k < n; k++) {
+        double v = w[k], lo = LAMBDA_FLOOR * w[n - 1];
+        if (!(v >= lo)) v = lo, ++*floored;
+        double s = sqrt(v);
+        for (size_t i = 0; i < n; i++) {
+            F[k * n + i] = s * lam[k * n + i];
+            Fi[i * n + k] = lam[k * n + i] / s;
+        }
+    }
+    mla_free(w);
+    return st;
+}
+
+static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
+{
+    size_t n = s->n;
+    double *buf = mla_alloc_raw(4 * n, n, sizeof *buf), *w = mla_alloc(n, 1, sizeof *w);
+    if (!buf || !w) {
+        mla_free(buf);
+        mla_free(w);
+        return mla_fail(err, MLA_ENOMEM, "solution of %zu features", n);
+    }
+    double *F = buf, *Fi = buf + n * n, *T = buf + 2 * n * n, *S = buf + 3 * n * n;
+    const double *C = s->C + a * n * n;
+    double *E = s->E + a * n * n, *D = s->D + a * n * n, *sig = s->sigma + a * n;
+    memcpy(T, s->Lambda + a * n * n, n * n * sizeof *T);
+    mla_status st = root_of_lambda(F, Fi, T, n, &s->floored, err);
+    if (st == MLA_OK) {
+        mla_dgemm(false, false, n, n, n, 1, F, n, C, n, 0, T, n);
+        mla_dgemm(false, true, n, n, n, 1, T, n, F, n, 0, S, n);
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < i; j++) S[i * n + j] = S[j * n + i] = 0.5 * (S[i * n + j] + S[j * n + i]);
+        st = mla_eigh(S, w, n, err);
+    }
+    if (st == MLA_OK) {
+        for (size_t i = 0; i < n / 2; i++) /* descending */
+            for (size_t j = 0; j < n; j++) {
+                double t = S[i * n + j];
+                S[i * n + j] = S[(n - 1 - i) * n + j];
+                S[(n - 1 - i) * n + j] = t;
+            }
+        for (size_t i = 0; i < n; i++) sig[i] = w[n - 1 - i] > 0 ? w[n - 1 - i] : 0;
+        mla_dgemm(false, false, n, n, n, 1, S, n, F, n, 0, E, n);  /* E = U^T F */
+        mla_dgemm(false, true, n, n, n, 1, Fi, n, S, n, 0, D, n);  /* D = F^-1 U */
+        /* gauge: unit variance per coordinate (Var c_i = sigma_i), so that one FP8 scale fits all of them */
+        double lo = 1e-12 * sig[0];
+        for (size_t i = 0; i < n; i++) {
+            double g = sqrt(sig[i] > lo ? sig[i] : lo);
+            for (size_t j = 0; j < n; j++) {
+                E[i * n + j] /= g;
+                D[j * n + i] *= g;
+            }
+        }
+    }
+    mla_free(buf);
+    mla_free(w);
+    return st;
+}
+
+mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
+                           const mla_solve_opts *o, mla_err *err)
+{
+    *out = (mla_solution){.layout = layout, .layer = l->layer, .groups = o->groups};
+    if (o->groups == 0 || l->G % o->groups) return mla_fail(err, MLA_EINVAL, "groups %zu do not divide %zu KV heads", o->groups, l->G);
+    if (!(l->wsum > 0) || !(l->tokens > 0)) return mla_fail(err, MLA_EFORMAT, "layer %zu was never observed", l->layer);
+    size_t n = l->G / o->groups * (l->dk + l->d), gs = o->groups, blocks, dim;
+    mla_metric_blocks(l->H, l->G, l->d, &blocks, &dim);
+    out->n = n;
+    out->keys = l->G / gs * l->dk;
+    out->sigma = mla_alloc(gs, n, sizeof(double));
+    out->mu = mla_alloc(gs, n, sizeof(double));
+    out->E = mla_alloc(gs, n * n, sizeof(double));
+    out->D = mla_alloc(gs, n * n, sizeof(double));
+    out->C = mla_alloc(gs, n * n, sizeof(double));
+    out->Lambda = mla_alloc(gs, n * n, sizeof(double));
+    double *WW = mla_alloc(blocks, dim * dim, sizeof *WW), *L = mla_alloc(l->G * l->d, l->G * l->d, sizeof *L);
+    double *C = mla_alloc(l->n, l->n, sizeof *C), *mu = mla_alloc(l->n, 1, sizeof *mu);
+    mla_status st = MLA_OK;
+    if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !WW || !L || !C || !mu)
+        st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
+    if (st == MLA_OK) {
+        mla_metric_wo_gram(WW, wo, D, l);
+        mla_metric_gate(WW, l);
+        mla_metric_value(L, WW, l);
+        mla_stats_mean(l, mu);
+        mla_stats_cov(l, C);
+    }
+    for (size_t a = 0; st == MLA_OK && a < gs; a++) {
+        for (size_t i = 0; i < n; i++) {
+            size_t fi = mla_group_feature(l, gs, a, i);
+            out->mu[a * n + i] = mu[fi];
+            for (size_t j = 0; j < n; j++) out->C[(a * n + i) * n + j] = C[fi * l->n + mla_group_feature(l, gs, a, j)];
+        }
+        assemble_lambda(out->Lambda + a * n * n, l, L, gs, a, o->balance);
+        st = solve_group(out, a, err);
+    }
+    mla_free(WW);
+    mla_free(L);
+    mla_free(C);
+    mla_free(mu);
+    if (st == MLA_OK) return st;
+    mla_solution_free(out);
+    return mla_wrap(err, "layer %zu", l->layer);
+}
+
+double mla_solution_tail(const mla_solution *s, size_t r)
+{
+    double t = 0;
+    for (size_t a = 0; a < s->groups; a++)
+        for (size_t i = s->n; i-- > r;) t += s->sigma[a * s->n + i]; /* small terms first */
+    return t;
+}
+
+/* D (n, r) = C E^T (E C E^T)^-1 for the stored E (r, n). */
+static mla_status refit_decoder(double *D, const double *E, const double *C, size_t n, size_t r, mla_err *err)
+{
+    double *EC = mla_alloc_raw(r, n, sizeof *EC), *A = mla_alloc_raw(r, r, sizeof *A);
+    mla_status st = EC && A ? MLA_OK : mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
+    if (st == MLA_OK) {
+        mla_dgemm(false, false, r, n, n, 1, E, n, C, n, 0, EC, n);
+        mla_dgemm(false, true, r, r, n, 1, EC, n, E, n, 0, A, r);
+        st = mla_chol_solve(A, r, EC, n, err); /* EC (r, n) := A^-1 EC */
+    }
+    if (st == MLA_OK)
+        for (size_t i = 0; i < n; i++)
+            for (size_t k = 0; k < r; k++) D[i * r + k] = EC[k * n + i];
+    mla_free(EC);
+    mla_free(A);
+    return st;
+}
+
+mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err)
+{
+    size_t n = s->n;
+    if (r == 0 || r > n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, n);
+    mla_status st = mla_factors_new(out, s->layout, s->groups, n, r, err);
+    if (st != MLA_OK) return st;
+    if (r == n) { /* lossless: squared eigenvalues cannot give it, the identity does (algorithms 8, point 3) */
+        mla_factors_identity(out);
+        return MLA_OK;
+    }
+    double *E = mla_alloc_raw(r, n, sizeof *E), *D = mla_alloc_raw(n, r, sizeof *D);
+    if (!E || !D) st = mla_fail(err, MLA_ENOMEM, "layer %zu: factors of rank %zu", s->layer, r);
+    for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
+        const double *Ea = s->E + a * n * n, *Da = s->D + a * n * n;
+        float *Eo = out->E + a * r * n, *Do = out->D + a * n * r;
+        for (size_t i = 0; i < r * n; i++) {
+            float v = (float)Ea[i];
+            Eo[i] = bf16 ? mla_bf16_f32(mla_f32_bf16(v)) : v;
+            E[i] = Eo[i];
+        }
+        for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
+        if (bf16 && refit_decoder(D, E, s->C + a * n * n, n, r, NULL) != MLA_OK) /* directions without energy: keep D */
+            for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
+        for (size_t i = 0; i < n * r; i++) {
+            float v = (float)D[i];
+            Do[i] = bf16 ? mla_bf16_f32(mla_f32_bf16(v)) : v;
+        }
+        for (size_t i = 0; i < n; i++) out->mu[a * n + i] = (float)s->mu[a * n + i];
+    }
+    mla_free(E);
+    mla_free(D);
+    if (st != MLA_OK) mla_factors_free(out);
+    return st;
+}
+
+double mla_solution_k_share(const mla_solution *s, size_t r)
+{
+    /* U_i^(K) . U_i^(K) = sum over key features of E_ij D_ji: the gauge and F cancel, Lambda being block-diagonal */
+    size_t n = s->n;
+    double k = 0;
+    if (r == 0 || r > n) return 0;
+    for (size_t a = 0; a < s->groups; a++)
+        for (size_t i = 0; i < r; i++)
+            for (size_t j = 0; j < s->keys; j++) k += s->E[(a * n + i) * n + j] * s->D[(a * n + j) * n + i];
+    return k / (double)(r * s->groups);
+}
+
+mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *held, mla_err *err)
+{
+    size_t n = s->n, r = f->r;
+    double *Q = mla_alloc(n, n, sizeof *Q), *T = mla_alloc(n, n, sizeof *T), *C2 = mla_alloc(n, n, sizeof *C2);
+    double *C = mla_alloc(held->n, held->n, sizeof *C), *mu = mla_alloc(held->n, 1, sizeof *mu);
+    mla_status st = Q && T && C2 && C && mu ? MLA_OK : mla_fail(err, MLA_ENOMEM, "held-out loss of layer %zu", s->layer);
+    if (st == MLA_OK) {
+        mla_stats_cov(held, C);
+        mla_stats_mean(held, mu);
+    }
+    *out = 0;
+    for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
+        const float *E = f->E + a * r * n, *D = f->D + a * n * r;
+        for (size_t i = 0; i < n; i++) /* Q = I - D E */
+            for (size_t j = 0; j < n; j++) {
+                double v = i == j;
+                for (size_t k = 0; k < r; k++) v -= (double)D[i * r + k] * E[k * n + j];
+                Q[i * n + j] = v;
+            }
+        for (size_t i = 0; i < n; i++) { /* second moment of y - mu_fit on the held-out tokens */
+            size_t fi = mla_group_feature(held, s->groups, a, i);
+            double di = mu[fi] - f->mu[a * n + i];
+            for (size_t j = 0; j < n; j++) {
+                size_t fj = mla_group_feature(held, s->groups, a, j);
+                C2[i * n + j] = C[fi * held->n + fj] + di * (mu[fj] - f->mu[a * n + j]);
+            }
+        }
+        mla_dgemm(false, false, n, n, n, 1, Q, n, C2, n, 0, T, n);
+        mla_dgemm(false, true, n, n, n, 1, T, n, Q, n, 0, C2, n);
+        for (size_t i = 0; i < n * n; i++) *out += s->Lambda[a * n * n + i] * C2[i];
+    }
+    mla_free(Q);
+    mla_free(T);
+    mla_free(C2);
+    mla_free(C);
+    mla_free(mu);
+    return st;
+}

@@ -1,0 +1,12 @@
+/* Test binary of the retrofit layer. */
+#include "harness.h"
+
+Suite *suite_solve(void);
+Suite *suite_stats(void);
+Suite *suite_ranks(void);
+
+int main(void)
+{
+    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks};
+    return mla_test_main("retrofit", all, sizeof all / sizeof *all);
+}

@@ -1,0 +1,11 @@
+/* Synthetic layer statistics from a known random layer: every moment computed by its definition, token by token. */
+#ifndef MLA_TESTS_SYNTH_H
+#define MLA_TESTS_SYNTH_H
+#include <stddef.h>
+
+#include "retrofit/stats.h"
+
+/* Fills *l (allocated here; free with synth_free) with random positive moments of the given sizes; wo (D, H d). */
+void synth_layer(mla_layer_stats *l, size_t H, size_t G, size_t d, size_t dk, float *wo, size_t D);
+void synth_free(mla_layer_stats *l);
+#endif

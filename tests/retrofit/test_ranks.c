@@ -1,0 +1,79 @@
+/* Rank allocation against dynamic programming; budgets. */
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "harness.h"
+#include "retrofit/ranks.h"
+
+START_TEST(greedy_equals_dynamic_programming)
+{
+    enum { L = 4, n = 12, B = 20 };
+    mla_err err;
+    for (unsigned trial = 0; trial < 100; trial++) {
+        double sigma[L][n], eta[L];
+        mla_solution s[L];
+        for (size_t i = 0; i < L; i++) {
+            eta[i] = 0.1 + mla_rng_unit(trial, 1000 + i);
+            double v = 1;
+            for (size_t k = 0; k < n; k++) sigma[i][k] = v *= mla_rng_unit(trial * 7 + 1, i * n + k);
+            s[i] = (mla_solution){.groups = 1, .n = n, .sigma = sigma[i]};
+        }
+        double best[B + 1]; /* largest removed loss using exactly b values */
+        for (size_t b = 0; b <= B; b++) best[b] = b ? -INFINITY : 0;
+        for (size_t i = 0; i < L; i++) {
+            double next[B + 1];
+            for (size_t b = 0; b <= B; b++) {
+                next[b] = -INFINITY;
+                double sum = 0;
+                for (size_t k = 0; k <= n && k <= b; k++) {
+                    if (k) sum += eta[i] * sigma[i][k - 1];
+                    if (k >= 1 && best[b - k] + sum > next[b]) next[b] = best[b - k] + sum;
+                }
+            }
+            memcpy(best, next, sizeof best);
+        }
+        size_t rank[L], used = 0;
+        double got = 0;
+        ck_ok(mla_rank_allocate(rank, s, L, eta, B, 1, &err));
+        for (size_t i = 0; i < L; i++) {
+            used += rank[i];
+            for (size_t k = 0; k < rank[i]; k++) got += eta[i] * sigma[i][k];
+        }
+        ck_assert_uint_eq(used, B);
+        ck_assert(fabs(got - best[B]) <= 1e-12);
+    }
+}
+END_TEST
+
+START_TEST(budgets)
+{
+    mla_layer_kind kind[4] = {MLA_LAYER_FULL, MLA_LAYER_FULL, MLA_LAYER_LINEAR, MLA_LAYER_FULL};
+    mla_config c = {.layers = 4, .heads = 12, .kv_heads = 4, .head_dim = 32, .layer_kind = kind};
+    c.rope.rot = 8;
+    size_t r;
+    mla_err err;
+    const struct { double keep; size_t want; } K[] = {{1, 224}, {.75, 160}, {.5, 96}, {.375, 64}, {.25, 32}};
+    for (size_t i = 0; i < 5; i++) {
+        ck_ok(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 1, (mla_budget){.keep = K[i].keep}, &err));
+        ck_assert_uint_eq(r, K[i].want);
+    }
+    ck_ok(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 4, (mla_budget){.kv_bytes = 3 * 2 * (32 + 71)}, &err));
+    ck_assert_uint_eq(r, 68);
+    ck_refused(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 1, (mla_budget){.keep = .1}, &err), MLA_EINVAL, "budget too small");
+    ck_refused(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 1, (mla_budget){.rank = 225}, &err), MLA_EINVAL, "lossless rank of this layout is 224");
+    ck_refused(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 4, (mla_budget){.rank = 30}, &err), MLA_EINVAL, "multiple of 4");
+    ck_refused(mla_rank_uniform(&r, &c, MLA_LAYOUT_N, 1, (mla_budget){.rank = 3, .keep = .5}, &err), MLA_EINVAL, "exactly one");
+}
+END_TEST
+
+Suite *suite_ranks(void);
+Suite *suite_ranks(void)
+{
+    Suite *s = suite_create("ranks");
+    TCase *c = tcase_create("ranks");
+    tcase_add_test(c, greedy_equals_dynamic_programming);
+    tcase_add_test(c, budgets);
+    suite_add_tcase(s, c);
+    return s;
+}

@@ -1,0 +1,218 @@
+/* Statistics: merging equals one pass, files read back bit for bit, damage is refused; moments by their definition. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/par.h"
+#include "base/rng.h"
+#include "harness.h"
+#include "io/file.h"
+#include "retrofit/moments.h"
+#include "retrofit/stats_file.h"
+
+static mla_layer_kind KIND[2] = {MLA_LAYER_LINEAR, MLA_LAYER_FULL};
+
+static mla_config small_config(bool gate)
+{
+    mla_config c = {.layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8, .layer_kind = KIND, .attn_gate = gate, .hidden = 16};
+    c.rope.rot = 4;
+    return c;
+}
+
+static void add_tokens(mla_layer_stats *l, size_t from, size_t to)
+{
+    for (size_t t = from; t < to; t++) {
+        double w = 0.1 + mla_rng_unit(3, t), y[64];
+        for (size_t i = 0; i < l->n; i++) y[i] = mla_rng_normal(4, t * l->n + i) + 5.0;
+        if (l->tokens == 0) memcpy(l->shift, y, l->n * sizeof *y);
+        for (size_t i = 0; i < l->n; i++) {
+            l->sum[i] += w * (y[i] - l->shift[i]);
+            for (size_t j = 0; j < l->n; j++) l->C[i * l->n + j] += w * (y[i] - l->shift[i]) * (y[j] - l->shift[j]);
+        }
+        l->wsum += w;
+        l->tokens += 1;
+    }
+}
+
+START_TEST(merging_equals_one_pass)
+{
+    mla_config c = small_config(true);
+    mla_stats all, a, b;
+    mla_err err;
+    ck_ok(mla_stats_new(&all, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_N, &err));
+    ck_assert_uint_eq(all.layers, 1);
+    ck_assert_uint_eq(all.layer[0].n, 2 * (4 + 8));
+    add_tokens(all.layer, 0, 50);
+    add_tokens(a.layer, 0, 20);
+    add_tokens(b.layer, 20, 50);
+    a.tokens = 20, b.tokens = 30;
+    ck_ok(mla_stats_merge(&a, &b, &err));
+    size_t n = a.layer[0].n;
+    double c1[24 * 24], c2[24 * 24], m1[24], m2[24];
+    mla_stats_cov(all.layer, c1);
+    mla_stats_cov(a.layer, c2);
+    mla_stats_mean(all.layer, m1);
+    mla_stats_mean(a.layer, m2);
+    for (size_t i = 0; i < n * n; i++) ck_assert(fabs(c1[i] - c2[i]) < 1e-12);
+    for (size_t i = 0; i < n; i++) ck_assert(fabs(m1[i] - m2[i]) < 1e-12);
+    b.base_digest[0] = 1;
+    ck_refused(mla_stats_merge(&a, &b, &err), MLA_EINVAL, "different bases");
+    mla_stats_free(&all);
+    mla_stats_free(&a);
+    mla_stats_free(&b);
+}
+END_TEST
+
+START_TEST(files_read_back_and_damage_is_refused)
+{
+    mla_config c = small_config(true);
+    mla_stats a, b;
+    mla_err err;
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
+    add_tokens(a.layer, 0, 40);
+    a.tokens = 40, a.rows = 1, a.row_tokens = 512;
+    char *dir = mla_test_tmpdir(), *path = mla_path_join(dir, "s.mlastats");
+    ck_ok(mla_stats_write(&a, path, NULL, &err));
+    ck_ok(mla_stats_read(&b, path, &err));
+    mla_stats_array x[MLA_STATS_ARRAYS], y[MLA_STATS_ARRAYS];
+    mla_stats_arrays(a.layer, x);
+    mla_stats_arrays(b.layer, y);
+    for (size_t k = 0; k < MLA_STATS_ARRAYS; k++) ck_assert_mem_eq(x[k].data, y[k].data, x[k].count * 8);
+    ck_assert(b.layer[0].wsum == a.layer[0].wsum && b.rows == 1);
+    mla_stats_free(&b);
+    char *text;
+    size_t n;
+    ck_ok(mla_file_read(&text, &n, path, 1 << 20, &err));
+    for (size_t at = 0; at < n; at += 1 + n / 97) { /* a flipped bit anywhere never reads as the same statistics silently */
+        text[at] ^= 4;
+        ck_ok(mla_file_write(path, text, n, &err));
+        text[at] ^= 4;
+        mla_status st = mla_stats_read(&b, path, &err);
+        if (st == MLA_OK) { /* only a digit of the header can change without breaking the form */
+            ck_assert_uint_lt(at, 2000);
+            mla_stats_free(&b);
+        }
+    }
+    for (size_t cut = 0; cut < n; cut += 1 + n / 53) {
+        ck_ok(mla_file_write(path, text, cut, &err));
+        ck_assert_int_ne(mla_stats_read(&b, path, &err), MLA_OK);
+    }
+    mla_free(text);
+    mla_stats_free(&a);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+    mla_free(path);
+}
+END_TEST
+
+enum { T = 40, H = 4, G = 2, d = 8 };
+
+static float rnd(unsigned seed, size_t i) { return (float)mla_rng_normal(seed, i); }
+
+/* Every moment of stats.h by its definition, in fp64. */
+static void reference(const mla_row *r, const double *R, const mla_moment_opts *o, size_t dk, double *w, double *M, double *kap)
+{
+    static double p[H][T][T];
+    memset(p, 0, sizeof p);
+    memset(w, 0, T * sizeof *w);
+    memset(M, 0, G * dk * dk * sizeof *M);
+    for (size_t h = 0; h < H; h++)
+        for (size_t t = 0; t < T; t++) {
+            double sum = 0;
+            for (size_t s = 0; s <= t; s++) {
+                double l = 0;
+                for (size_t i = 0; i < d; i++) l += (double)r->q_rot[(t * H + h) * d + i] * r->k_rot[(s * G + h / 2) * d + i];
+                sum += p[h][t][s] = exp(l * o->attn_scale);
+            }
+            for (size_t s = 0; s <= t; s++) {
+                p[h][t][s] /= sum;
+                w[s] += p[h][t][s] * p[h][t][s];
+            }
+        }
+    for (size_t h = 0; h < H; h++)
+        for (size_t k = 0; k < H; k++) {
+            kap[h * H + k] = 0;
+            for (size_t t = 0; t < T; t++)
+                for (size_t s = 0; s <= t; s++) kap[h * H + k] += p[h][t][s] * p[k][t][s];
+        }
+    for (size_t h = 0; h < H; h++)
+        for (size_t t = 0; t < T; t++)
+            for (size_t s = 0; s <= t; s++) {
+                double e = 0, z[d];
+                for (size_t i = 0; i < d; i++) {
+                    double x = 0;
+                    for (size_t j = 0; j < d; j++)
+                        x += R[(h * d + i) * d + j] * ((double)r->v[(s * G + h / 2) * d + j] - r->o[(t * H + h) * d + j]);
+                    e += x * x;
+                }
+                const float *q = (dk == d ? r->q_rot : r->q) + (t * H + h) * d + (d - dk);
+                for (size_t i = 0; i < dk; i++) z[i] = q[i];
+                for (size_t i = 0; dk == d && i < o->rot / 2; i++) {
+                    double a = o->inv_freq[i] * (double)s, x = z[i], y = z[i + o->rot / 2];
+                    z[i] = x * cos(a) + y * sin(a);
+                    z[i + o->rot / 2] = y * cos(a) - x * sin(a);
+                }
+                double c = p[h][t][s] * p[h][t][s] * e / d;
+                for (size_t i = 0; i < dk; i++)
+                    for (size_t j = 0; j < dk; j++) M[(h / 2 * dk + i) * dk + j] += c * z[i] * z[j];
+            }
+}
+
+START_TEST(moments_follow_their_definitions)
+{
+    bool rebuild = _i == 1;
+    static float q[T * H * d], qr[T * H * d], kr[T * G * d], v[T * G * d], o[T * H * d];
+    static double R[H * d * d];
+    const double inv[2] = {1, 0.1};
+    for (size_t i = 0; i < T * H * d; i++) q[i] = rnd(1, i), qr[i] = rnd(2, i), o[i] = 0.3f * rnd(3, i);
+    for (size_t i = 0; i < T * G * d; i++) kr[i] = rnd(4, i), v[i] = rnd(5, i);
+    for (size_t h = 0; h < H; h++)
+        for (size_t i = 0; i < d; i++)
+            for (size_t j = 0; j <= i; j++) R[(h * d + i) * d + j] = R[(h * d + j) * d + i] = mla_rng_normal(6, (h * d + i) * d + j);
+    mla_config c = small_config(false);
+    mla_stats s;
+    mla_err err;
+    ck_ok(mla_stats_new(&s, &c, rebuild ? MLA_LAYOUT_REBUILD : MLA_LAYOUT_N, &err));
+    mla_layer_stats *l = s.layer;
+    mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o};
+    mla_moment_opts mo = {.attn_scale = 0.35, .rot = 4, .inv_freq = inv, .rope_gain = 1, .key_stride = 1};
+    double w[T], wr[T], M[G * d * d], kap[H * H];
+    double first[G * d * d];
+    for (size_t threads = 1; threads <= 3; threads++) {
+        mla_pool *pool;
+        mla_moments *m;
+        ck_ok(mla_pool_new(&pool, threads, &err));
+        ck_ok(mla_moments_new(&m, l, 64, pool, &err));
+        memset(l->M, 0, G * l->dk * l->dk * 8);
+        memset(l->kappa, 0, H * H * 8);
+        mla_moments_add(m, l, &row, R, &mo, w);
+        if (threads == 1) memcpy(first, l->M, G * l->dk * l->dk * 8);
+        else ck_assert_mem_eq(first, l->M, G * l->dk * l->dk * 8);
+        mla_moments_free(m);
+        mla_pool_free(pool);
+    }
+    reference(&row, R, &mo, l->dk, wr, M, kap);
+    double mm = 0;
+    for (size_t i = 0; i < G * l->dk * l->dk; i++) mm = fmax(mm, fabs(M[i]));
+    /* fp32 products of length T and d: relative error below (T + d) 2^-22 of the largest entry */
+    for (size_t i = 0; i < G * l->dk * l->dk; i++) ck_assert_msg(fabs(l->M[i] - M[i]) <= 2e-5 * mm, "M[%zu] %.9g %.9g", i, l->M[i], M[i]);
+    for (size_t i = 0; i < T; i++) ck_assert(fabs(w[i] - wr[i]) <= 1e-5 * wr[0]);
+    for (size_t i = 0; i < H * H; i++) ck_assert(fabs(l->kappa[i] - kap[i]) <= 1e-5 * kap[0]);
+    mla_stats_free(&s);
+}
+END_TEST
+
+Suite *suite_stats(void);
+Suite *suite_stats(void)
+{
+    Suite *s = suite_create("stats");
+    TCase *c = tcase_create("stats");
+    tcase_add_test(c, merging_equals_one_pass);
+    tcase_add_test(c, files_read_back_and_damage_is_refused);
+    tcase_add_loop_test(c, moments_follow_their_definitions, 0, 2);
+    suite_add_tcase(s, c);
+    return s;
+}
