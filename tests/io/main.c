@@ -3,6 +3,7 @@
 
 int main(void)
 {
-    const mla_suite_fn suites[] = {file_suite, json_suite, safetensors_suite, ckpt_suite, gguf_suite};
+    const mla_suite_fn suites[] = {file_suite, json_suite, safetensors_suite, ckpt_suite, gguf_suite,
+                                   sha256_suite, zst_suite};
     return mla_test_main("io", suites, sizeof suites / sizeof *suites);
 }

@@ -10,6 +10,8 @@ Suite *json_suite(void);
 Suite *safetensors_suite(void);
 Suite *ckpt_suite(void);
 Suite *gguf_suite(void);
+Suite *sha256_suite(void);
+Suite *zst_suite(void);
 
 /* "DIR/NAME" in a static ring of 8 buffers. */
 const char *in_dir(const char *dir, const char *name);
