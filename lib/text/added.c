@@ -75,11 +75,31 @@ static size_t trie_longest(const mla_trie *t, const char *s, size_t n, int32_t *
 
 void mla_added_free(mla_added *a)
 {
-    for (size_t i = 0; i < a->n; i++) mla_free(a->tok[i].content);
+    for (size_t i = 0; i < a->n; i++) {
+        if (a->tok[i].form != a->tok[i].content) mla_free(a->tok[i].form);
+        mla_free(a->tok[i].content);
+    }
     mla_free(a->tok);
     mla_free(a->raw.node);
     mla_free(a->normalized.node);
     *a = (mla_added){0};
+}
+
+/* Sets the token's form to the NFC of its content. */
+static mla_status compose(mla_added_token *own, mla_err *err)
+{
+    mla_str s = MLA_STR_MAX(8 * MLA_ADDED_MAX);
+    mla_status st = mla_uc_nfc(&s, own->content, own->n, err);
+    if (!st) {
+        own->form = mla_strndup(mla_str_c(&s), s.len);
+        own->form_n = s.len;
+        if (!own->form) {
+            own->form = own->content;
+            st = mla_fail(err, MLA_ENOMEM, "added token of %zu bytes", own->n);
+        }
+    }
+    mla_str_free(&s);
+    return st;
 }
 
 mla_status mla_added_push(mla_added *a, const mla_added_token *t, bool nfc, mla_err *err)
@@ -97,18 +117,14 @@ mla_status mla_added_push(mla_added *a, const mla_added_token *t, bool nfc, mla_
     }
     mla_added_token *own = &a->tok[a->n];
     *own = *t;
-    own->content = mla_strndup(t->content, t->n);
+    own->form = own->content = mla_strndup(t->content, t->n);
+    own->form_n = t->n;
     if (!own->content) return mla_fail(err, MLA_ENOMEM, "added token \"%s\"", name);
     a->n++;
-    mla_str form = MLA_STR_MAX(8 * MLA_ADDED_MAX);
+    mla_status st = t->normalized && nfc ? compose(own, err) : MLA_OK;
     int32_t existing = -1;
-    mla_status st = MLA_OK;
-    if (t->normalized && nfc) st = mla_uc_nfc(&form, t->content, t->n, err);
-    else mla_str_putn(&form, t->content, t->n);
-    if (!st && !mla_str_ok(&form)) st = mla_fail(err, MLA_ENOMEM, "added token \"%s\"", name);
-    if (!st) st = trie_add(t->normalized ? &a->normalized : &a->raw, mla_str_c(&form), form.len, (int32_t)(a->n - 1), &existing, err);
+    if (!st) st = trie_add(t->normalized ? &a->normalized : &a->raw, own->form, own->form_n, (int32_t)(a->n - 1), &existing, err);
     if (!st && existing >= 0) st = mla_fail(err, MLA_EFORMAT, "added token \"%s\": given twice", name);
-    mla_str_free(&form);
     return st;
 }
 

@@ -10,8 +10,10 @@
 #define MLA_ADDED_MAX 4096 /* bytes of one token's text, so that a search stays linear in the text */
 
 typedef struct {
-    char *content; /* owned, NUL-terminated */
+    char *content; /* as given; owned, NUL-terminated */
     size_t n;
+    char *form;    /* what is searched for, and what decoding gives: content, or its NFC; owned with content */
+    size_t form_n;
     int32_t id;
     bool single_word; /* only between non-word characters */
     bool lstrip, rstrip; /* takes the white space before / after it along */

@@ -1,8 +1,11 @@
 /* NFC over utf8proc, cut into stretches: text below U+0300 is copied, and characters that the tokenizers library's
- * older tables do not know stand alone. */
-#include <stdlib.h>
+ * older tables do not know stand alone. Canonical ordering is done here: utf8proc's own takes time in the square of
+ * the number of marks in a row. */
+#include <string.h>
 #include <utf8proc.h>
 
+#include "base/alloc.h"
+#include "base/ckd.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -41,19 +44,64 @@ bool mla_uc_may_compose(const char *s, size_t n)
     return false;
 }
 
-/* One stretch of known characters. */
+static unsigned ccc(int32_t cp) { return (unsigned)utf8proc_get_property(cp)->combining_class; }
+
+/* Sorts the marks c[0..n) by combining class, equal classes in their order; tmp has room for n. */
+static void order_marks(int32_t *c, size_t n, int32_t *tmp)
+{
+    if (n < 24) {
+        for (size_t i = 1; i < n; i++) {
+            int32_t x = c[i];
+            size_t k = i;
+            for (unsigned cc = ccc(x); k > 0 && ccc(c[k - 1]) > cc; k--) c[k] = c[k - 1];
+            c[k] = x;
+        }
+        return;
+    }
+    size_t at[257] = {0}; /* counting sort: where the next mark of each class goes */
+    for (size_t i = 0; i < n; i++) at[ccc(c[i]) + 1]++;
+    for (size_t k = 1; k < 257; k++) at[k] += at[k - 1];
+    for (size_t i = 0; i < n; i++) tmp[at[ccc(c[i])]++] = c[i];
+    memcpy(c, tmp, n * sizeof *c);
+}
+
+/* Decomposes s[0..n) into c and orders its marks; returns the count, at most 2n (SIZE_MAX should utf8proc ever need
+ * more). tmp is scratch of that size. */
+static size_t decompose(int32_t *c, int32_t *tmp, const char *s, size_t n)
+{
+    size_t len = 0, run = 0; /* c[run..len) are marks */
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        int boundclass = UTF8PROC_BOUNDCLASS_START;
+        i += mla_utf8_step(s + i, n - i, &cp);
+        utf8proc_ssize_t k = utf8proc_decompose_char((int32_t)cp, c + len, (utf8proc_ssize_t)(2 * n - len),
+                                                     UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundclass);
+        if (k < 0 || (size_t)k > 2 * n - len) return SIZE_MAX;
+        for (size_t end = len + (size_t)k; len < end; len++)
+            if (ccc(c[len]) == 0) {
+                order_marks(c + run, len - run, tmp);
+                run = len + 1;
+            }
+    }
+    order_marks(c + run, len - run, tmp);
+    return len;
+}
+
+/* One stretch of known characters. A canonical decomposition of k UTF-8 bytes has at most 1.5 k characters. */
 static mla_status compose(mla_str *out, const char *s, size_t n, mla_err *err)
 {
+    size_t twice;
     if (n == 0) return MLA_OK;
-    utf8proc_uint8_t *r = NULL;
-    utf8proc_ssize_t len = utf8proc_map((const utf8proc_uint8_t *)s, (utf8proc_ssize_t)n, &r,
-                                        UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (len < 0)
-        return mla_fail(err, len == UTF8PROC_ERROR_NOMEM ? MLA_ENOMEM : MLA_EINTERNAL, "NFC of %zu bytes: %s", n,
-                        utf8proc_errmsg(len));
-    mla_str_putn(out, (const char *)r, (size_t)len);
-    free(r); /* utf8proc's own malloc */
-    return MLA_OK;
+    int32_t *c = mla_mul(&twice, n, 2) ? mla_alloc_raw(twice, 2, sizeof *c) : NULL;
+    if (!c) return mla_fail(err, MLA_ENOMEM, "NFC of %zu bytes", n);
+    size_t len = decompose(c, c + twice, s, n);
+    utf8proc_ssize_t k = len == SIZE_MAX ? -1 : utf8proc_normalize_utf32(c, (utf8proc_ssize_t)len, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    for (utf8proc_ssize_t i = 0; i < k; i++) {
+        char b[4];
+        mla_str_putn(out, b, mla_utf8_put(b, (uint32_t)c[i]));
+    }
+    mla_free(c);
+    return k < 0 ? mla_fail(err, MLA_EINTERNAL, "NFC of %zu bytes failed", n) : MLA_OK;
 }
 
 mla_status mla_uc_nfc(mla_str *out, const char *s, size_t n, mla_err *err)

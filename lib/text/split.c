@@ -25,7 +25,7 @@ struct mla_split {
 struct mla_split_work {
     pcre2_match_data *data;
     pcre2_match_context *ctx;
-    pcre2_jit_stack *stack;
+    pcre2_jit_stack *stack; /* made when the machine stack's share was too small once */
     char *subject; /* text with stand-ins, when it needs any */
     size_t subject_cap;
 };
@@ -90,20 +90,17 @@ void mla_split_work_free(mla_split_work *w)
     mla_free(w);
 }
 
-mla_status mla_split_work_new(mla_split_work **out, const mla_split *s, mla_err *err)
+mla_status mla_split_work_new(mla_split_work **out, mla_err *err)
 {
     mla_split_work *w = mla_alloc(1, 1, sizeof *w);
-    (void)s;
     if (w) {
         w->data = pcre2_match_data_create(1, NULL); /* only the whole match is asked for */
         w->ctx = pcre2_match_context_create(NULL);
-        w->stack = pcre2_jit_stack_create(32 << 10, 1 << 20, NULL); /* NULL without JIT: fine */
     }
     if (!w || !w->data || !w->ctx) {
         mla_split_work_free(w);
         return mla_fail(err, MLA_ENOMEM, "pre-tokenizer scratch");
     }
-    if (w->stack) pcre2_jit_stack_assign(w->ctx, NULL, w->stack);
     (void)pcre2_set_heap_limit(w->ctx, 64 << 10); /* KiB */
     *out = w;
     return MLA_OK;
@@ -128,6 +125,11 @@ static mla_status match(const run *r, const step *p, size_t begin, size_t end, s
     /* steps in proportion to the stretch: room for the known patterns' backtracking, none for exponential ones */
     (void)pcre2_set_match_limit(r->w->ctx, n < 100000000 ? 100000 + 16 * (uint32_t)n : UINT32_MAX);
     int rc = pcre2_match(p->re, sub, n, from, PCRE2_NO_UTF_CHECK, r->w->data, r->w->ctx);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT && !r->w->stack) {
+        r->w->stack = pcre2_jit_stack_create(64 << 10, 4 << 20, NULL);
+        pcre2_jit_stack_assign(r->w->ctx, NULL, r->w->stack); /* NULL again when there is no memory */
+        rc = pcre2_match(p->re, sub, n, from, PCRE2_NO_UTF_CHECK, r->w->data, r->w->ctx);
+    }
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(p->re, sub, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, r->w->data, r->w->ctx);
     *hit = rc >= 0;

@@ -28,7 +28,7 @@ MLA_CHECKED mla_status mla_split_add_digits(mla_split *s, bool individual, mla_e
 
 /* Scratch of one encoding thread. */
 typedef struct mla_split_work mla_split_work;
-MLA_CHECKED mla_status mla_split_work_new(mla_split_work **out, const mla_split *s, mla_err *err);
+MLA_CHECKED mla_status mla_split_work_new(mla_split_work **out, mla_err *err);
 void mla_split_work_free(mla_split_work *w); /* NULL is fine */
 
 /* Calls fn for every final piece of text[0..n) (valid UTF-8), in order; pieces are never empty. */

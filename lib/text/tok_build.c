@@ -125,7 +125,7 @@ mla_status mla_tok_add_added(mla_tok *t, const mla_added_token *a, mla_err *err)
     mla_status st = mla_added_push(&t->added, a, t->nfc, err);
     if (st) return st;
     const mla_added_token *kept = &t->added.tok[t->added.n - 1];
-    if (own < 0) return set_entry(t, (size_t)a->id, kept->content, kept->n, a->special, err);
-    t->entry[own].special = a->special;
+    if (own < 0) return set_entry(t, (size_t)a->id, kept->form, kept->form_n, a->special, err);
+    t->entry[own] = (mla_tok_entry){kept->form, kept->form_n, a->special};
     return MLA_OK;
 }

@@ -128,7 +128,7 @@ mla_status mla_tok_encode(const mla_tok *t, mla_ids *out, const char *text, size
     encoder e = {.t = t, .out = out, .normal = MLA_STR_MAX(TEXT_MAX), .spelt = MLA_STR_MAX(TEXT_MAX)};
     mla_str valid = MLA_STR_MAX(TEXT_MAX);
     size_t before = out->n;
-    mla_status st = mla_split_work_new(&e.split, t->split, err);
+    mla_status st = mla_split_work_new(&e.split, err);
     if (st) goto done;
     if (n && !mla_utf8_valid(text, n)) {
         mla_utf8_lossy(&valid, text, n);
