@@ -72,6 +72,7 @@ void mla_config_read_mla(mla_rd *root, mla_rd *text, mla_config *c, bool retro)
     else if (!strcmp(dtype, "float32")) m->dtype = MLA_F32;
     else mla_rd_fail(&b, MLA_EUNSUPPORTED, "dtype", "\"%s\" is not supported (bfloat16, float32)", mla_printable(dtype, q, sizeof q));
     m->groups = mla_rd_size(&b, "groups", 1, MLA_MAX_HEADS, MLA_REQUIRED);
+    if (c->kv_heads % m->groups) mla_rd_fail(&b, MLA_EFORMAT, "groups", "%zu does not divide %zu KV heads", m->groups, c->kv_heads);
     read_ranks(&b, c);
     size_t want = m->layout == MLA_LAYOUT_N ? c->kv_heads * c->rope.rot : 0;
     m->rotary_width = mla_rd_size(&b, "rotary_width", 0, MLA_MAX_INTER, MLA_REQUIRED);
