@@ -109,6 +109,9 @@ typedef struct {
     /* Observation, all may be NULL (host-visible accumulators are downloaded by the caller):
      * p2 (S): p2[s] += sum_{t,h} p_ths^2, the token weights of a latent; adds no other work. */
     mla_mem *p2;             /* f64 (pos0 + T) */
+    /* probs: the final probabilities themselves, f32 (H, T, pos0 + T) dense; keys after the query get 0. Meant for
+     * small T: weighted moments of queries, keys and values are built from it. */
+    mla_mem *probs;
 } mla_attn_args;
 
 typedef struct { /* depthwise causal conv + SiLU: y[t,c] = silu(sum_j w[c,j] x[t-K+1+j, c]); state = last K-1 inputs */
@@ -208,6 +211,8 @@ typedef struct {
 /* Opens the device; a named ISA or device that this machine or build lacks is refused, never replaced silently. */
 MLA_CHECKED mla_status mla_backend_open(mla_backend **out, const mla_backend_opts *opts, mla_err *err);
 void mla_backend_close(mla_backend *be); /* NULL is fine */
+/* Defined by a build that links cuda/; absent otherwise (mla_backend_open asks). Call mla_backend_open instead. */
+__attribute__((weak)) mla_status mla_cuda_open(mla_backend **out, const mla_backend_opts *opts, mla_err *err);
 /* Best ISA of this CPU, as printed by --version: "avx512bf16". */
 const char *mla_isa_name(void);
 bool mla_isa_parse(const char *name, mla_isa *out);

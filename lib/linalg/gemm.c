@@ -1,50 +1,37 @@
-/* Row-major products and the thread setting of OpenBLAS. */
+/* cblas with row-major arrays; OpenBLAS's thread switch where the library has it. */
 #include "linalg/gemm.h"
 
 #include <cblas.h>
-#include <pthread.h>
-#include <stdio.h>
 
-static char name[256];
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* OpenBLAS only; weak, so that any other BLAS links, too. */
+__attribute__((weak)) void openblas_set_num_threads(int n);
+__attribute__((weak)) char *openblas_get_config(void);
 
-static void pin(void)
+void mla_blas_pin(void)
 {
-#ifdef OPENBLAS_VERSION
-    openblas_set_num_threads(1);
-    const char *cfg = openblas_get_config();
-    int n = 0;
-    while (cfg[n] && cfg[n] != ' ') n++;
-    if (cfg[n]) /* "OpenBLAS 0.3.21 ..." */
-        for (n++; cfg[n] && cfg[n] != ' '; n++) {}
-    snprintf(name, sizeof name, "%.*s %s", n, cfg, openblas_get_corename());
-#else
-    snprintf(name, sizeof name, "BLAS");
-#endif
+    if (openblas_set_num_threads) openblas_set_num_threads(1);
 }
 
-void mla_blas_pin(void) { pthread_once(&once, pin); }
+const char *mla_blas_name(void) { return openblas_get_config ? openblas_get_config() : "BLAS"; }
 
-const char *mla_blas_name(void)
+void mla_dgemm(const mla_dgemm_args *g)
 {
     mla_blas_pin();
-    return name;
+    cblas_dgemm(CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)g->M, (int)g->N,
+                (int)g->K, g->alpha, g->a, (int)g->lda, g->b, (int)g->ldb, g->beta, g->c, (int)g->ldc);
 }
 
-void mla_dgemm(bool ta, bool tb, size_t m, size_t n, size_t k, double alpha, const double *A, size_t lda, const double *B, size_t ldb,
-               double beta, double *C, size_t ldc)
+void mla_sgemm(const mla_sgemm_args *g)
 {
-    if (m == 0 || n == 0) return;
     mla_blas_pin();
-    cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k, alpha, A,
-                (blasint)lda, B, (blasint)ldb, beta, C, (blasint)ldc);
+    cblas_sgemm(CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)g->M, (int)g->N,
+                (int)g->K, g->alpha, g->a, (int)g->lda, g->b, (int)g->ldb, g->beta, g->c, (int)g->ldc);
 }
 
-void mla_sgemm(bool ta, bool tb, size_t m, size_t n, size_t k, float alpha, const float *A, size_t lda, const float *B, size_t ldb,
-               float beta, float *C, size_t ldc)
+void mla_dsyrk(double *c, const double *a, size_t lda, size_t T, size_t n, double alpha, double beta)
 {
-    if (m == 0 || n == 0) return;
     mla_blas_pin();
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k, alpha, A,
-                (blasint)lda, B, (blasint)ldb, beta, C, (blasint)ldc);
+    cblas_dsyrk(CblasRowMajor, CblasUpper, CblasTrans, (int)n, (int)T, alpha, a, (int)lda, beta, c, (int)n);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++) c[i * n + j] = c[j * n + i];
 }

@@ -1,17 +1,36 @@
-/* Dense products on OpenBLAS, row-major, one thread: parallel callers cut the work themselves, so that bits never depend
- * on a thread count. C (m,n) = alpha op(A) (m,k) op(B) (k,n) + beta C, leading dimensions in elements of a row. */
+/* fp64 products over cblas, row-major, one BLAS thread, and what BLAS it is. */
 #ifndef MLA_LINALG_GEMM_H
 #define MLA_LINALG_GEMM_H
 #include <stdbool.h>
 #include <stddef.h>
 
-void mla_dgemm(bool ta, bool tb, size_t m, size_t n, size_t k, double alpha, const double *A, size_t lda, const double *B, size_t ldb,
-               double beta, double *C, size_t ldc);
-void mla_sgemm(bool ta, bool tb, size_t m, size_t n, size_t k, float alpha, const float *A, size_t lda, const float *B, size_t ldb,
-               float beta, float *C, size_t ldc);
+/* C (M,N; ldc) = alpha op(A) op(B) + beta C; op(A) is (M,K), stored (K,M) when ta; op(B) (K,N), stored (N,K) when tb. */
+typedef struct {
+    bool ta, tb;
+    size_t M, N, K;
+    double alpha, beta;
+    const double *a, *b;
+    double *c;
+    size_t lda, ldb, ldc;
+} mla_dgemm_args;
+void mla_dgemm(const mla_dgemm_args *g);
 
-/* Version, kernel and thread setting of the BLAS, for --version and receipts: "OpenBLAS 0.3.21 SkylakeX". Static. */
-const char *mla_blas_name(void);
-/* Pins OpenBLAS to one thread. Idempotent; every function of this layer calls it. */
+/* The same in fp32. */
+typedef struct {
+    bool ta, tb;
+    size_t M, N, K;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+    size_t lda, ldb, ldc;
+} mla_sgemm_args;
+void mla_sgemm(const mla_sgemm_args *g);
+
+/* C (n,n) = alpha A' A + beta C with A (T,n; lda); both triangles of C are written (ldc = n). */
+void mla_dsyrk(double *c, const double *a, size_t lda, size_t T, size_t n, double alpha, double beta);
+
+/* One BLAS thread from now on, where the library has that switch. Called by every function of this layer. */
 void mla_blas_pin(void);
+/* "OpenBLAS 0.3.21 ... Zen", or "BLAS" when the library does not tell. */
+const char *mla_blas_name(void);
 #endif

@@ -1,0 +1,57 @@
+/* Attention in pieces: what the driver (attention.c) and the work on one tile (attn_tile.c, attn_kv.c) share.
+ *
+ * Heads are cut into units: the smallest groups in which no K or V head is shared with another group. A tile is a few
+ * heads of one unit times a few consecutive queries; its rows are ordered (head, token). Keys come in blocks of 64
+ * absolute positions, widened once to f32 in the microkernel's panel layout:
+ *   k  (2, dk, 32)      column = key        v (dv/32, 64, 32)      row = key
+ * Private to backend/cpu. */
+#ifndef MLA_BACKEND_CPU_ATTN_H
+#define MLA_BACKEND_CPU_ATTN_H
+#include "backend/cpu/cpu.h"
+
+typedef struct {
+    const mla_cpu_kern *k;
+    const mla_attn_args *a;
+    size_t units, U;            /* heads per unit */
+    size_t kpanels, k2panels;   /* k panels of the two parts of a dot product */
+    size_t ldo;                 /* row stride of the running outputs */
+    size_t kblk, k2blk, vblk;   /* f32 elements of one block of one head */
+    size_t k2unit;              /* most k2 heads a unit touches */
+    size_t block_elems;         /* one block of all heads (shared) or of one unit (fused) */
+    bool fused;                 /* each tile widens its own blocks: it is the only tile of its unit */
+    size_t nh, nt, htiles, ttiles, ntiles;
+    size_t t0, T;               /* queries of this round */
+    size_t b0, nb;              /* key blocks of this round */
+    bool observe;               /* second pass: final probabilities */
+    float *q, *o, *m, *l;       /* per tile (panels, rows, MLA_LDA), (rows, ldo), (rows), (rows) */
+    float *blocks;              /* shared: (nb, block_elems); fused: per worker (block_elems) */
+    float *work;                /* per worker: logits, probabilities, factors, widened rows */
+    size_t work_elems;
+    double *part;               /* observation: (ntiles, nb * 64) sums of p^2 */
+} mla_attn_job;
+
+typedef struct { /* one tile: heads h0.. of unit u, tokens ta.. of this round */
+    size_t index, u, h0, nh, ta, nt;
+    float *q, *o, *m, *l;
+} mla_attn_tile;
+
+typedef struct { /* one widened block: heads counted from first_* */
+    const float *k, *k2, *v;
+    size_t first_k, first_k2, first_v;
+} mla_attn_block;
+
+static inline size_t mla_attn_rows(const mla_attn_job *j) { return j->nh * j->nt; }
+mla_attn_tile mla_attn_tile_at(const mla_attn_job *j, size_t index);
+/* Elements of worker scratch for the current tile shape. */
+size_t mla_attn_work_elems(const mla_attn_job *j);
+
+/* par_for bodies: blocks x heads to panels; tiles over the current blocks; tiles to the output. */
+void mla_attn_widen(void *ctx, size_t begin, size_t end, size_t worker);
+void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker);
+void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker);
+
+/* Widens one block of one head of one part. part: 0 k, 1 k2, 2 v. rows: scratch (32, widest row). */
+void mla_attn_widen_head(const mla_attn_job *j, int part, size_t head, size_t block, float *dst, float *rows);
+/* The block of a tile, from the shared area or widened into the worker's own. */
+mla_attn_block mla_attn_block_of(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t worker, float *rows);
+#endif

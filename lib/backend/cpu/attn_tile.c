@@ -1,0 +1,205 @@
+/* One tile of queries against its key blocks: logits by the microkernel, online softmax row by row, values by the
+ * microkernel. Every row meets its keys block by block from position 0 and only its own keys, so its bits do not
+ * depend on which other rows share the tile. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/attn.h"
+
+static const float ONES[MLA_MR] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+typedef struct { /* a worker's scratch, cut for the current tile shape */
+    float *s;    /* (rows, 64) logits */
+    float *p;    /* (rows, MLA_LDA) probabilities */
+    float *al;   /* (rows) factors of the running output */
+    float *rows; /* widened cache rows; shared with the widening pass, which runs at other times */
+} tile_work;
+
+size_t mla_attn_work_elems(const mla_attn_job *j)
+{
+    const mla_attn_args *a = j->a;
+    size_t wide = a->dk > a->dk2 ? a->dk : a->dk2, dvp = mla_ceil_div(a->dv, MLA_NR) * MLA_NR, R = mla_attn_rows(j);
+    size_t row_area = wide * MLA_NR > dvp ? wide * MLA_NR : dvp;
+    return (row_area + R * (MLA_BLOCK + MLA_LDA + 1) + 15) / 16 * 16;
+}
+
+static tile_work cut_work(const mla_attn_job *j, size_t worker)
+{
+    float *p = j->work + worker * j->work_elems;
+    size_t R = mla_attn_rows(j);
+    tile_work w = {.p = p};
+    w.s = p + R * MLA_LDA;
+    w.al = w.s + R * MLA_BLOCK;
+    w.rows = w.al + R;
+    return w;
+}
+
+mla_attn_tile mla_attn_tile_at(const mla_attn_job *j, size_t index)
+{
+    size_t per = j->htiles * j->ttiles, R = mla_attn_rows(j), rest = index % per;
+    mla_attn_tile t = {.index = index, .u = index / per};
+    size_t hl = rest / j->ttiles * j->nh;
+    t.ta = rest % j->ttiles * j->nt;
+    t.h0 = t.u * j->U + hl;
+    t.nh = mla_min_size(j->nh, j->U - hl);
+    t.nt = mla_min_size(j->nt, j->T - t.ta);
+    t.q = j->q + index * (j->kpanels + j->k2panels) * R * MLA_LDA;
+    t.o = j->o + index * R * j->ldo;
+    t.m = j->m + index * R;
+    t.l = j->l + index * R;
+    return t;
+}
+
+/* Packs the queries of a tile by k panels and empties its running state. */
+static void start_tile(const mla_attn_job *j, const mla_attn_tile *t)
+{
+    const mla_attn_args *a = j->a;
+    size_t R = mla_attn_rows(j);
+    for (size_t h = 0; h < t->nh; h++)
+        for (size_t i = 0; i < t->nt; i++) {
+            size_t row = h * t->nt + i, tok = j->t0 + t->ta + i;
+            const float *q = mla_cf32p(a->q) + tok * a->ldq + (t->h0 + h) * a->qh_stride;
+            const float *q2 = a->q2 ? mla_cf32p(a->q2) + tok * a->ldq2 + (t->h0 + h) * a->q2h_stride : NULL;
+            float *dst = t->q + row * MLA_LDA;
+            for (size_t p = 0; p < j->kpanels; p++, dst += R * MLA_LDA)
+                memcpy(dst, q + p * MLA_KP, mla_min_size(MLA_KP, a->dk - p * MLA_KP) * sizeof *q);
+            for (size_t p = 0; p < j->k2panels; p++, dst += R * MLA_LDA)
+                memcpy(dst, q2 + p * MLA_KP, mla_min_size(MLA_KP, a->dk2 - p * MLA_KP) * sizeof *q);
+            t->m[row] = -INFINITY;
+            t->l[row] = 0;
+        }
+    memset(t->o, 0, R * j->ldo * sizeof *t->o);
+}
+
+/* Heads [h, end) of the tile that share head h's K (or V) head when the model has `heads` of them. */
+static size_t run_end(const mla_attn_job *j, const mla_attn_tile *t, size_t h, size_t heads)
+{
+    size_t share = j->a->H / heads, abs = t->h0 + h, last = (abs / share + 1) * share;
+    return mla_min_size(t->nh, last - t->h0);
+}
+
+/* s (rows, 64) = or += q-part . k-part for one part of the dot product */
+static void part_logits(const mla_attn_job *j, const mla_attn_tile *t, int part, const mla_attn_block *b, size_t n, float *s)
+{
+    const mla_attn_args *a = j->a;
+    size_t heads = part ? a->k2h : a->kh, d = part ? a->dk2 : a->dk, R = mla_attn_rows(j);
+    size_t panels = part ? j->k2panels : j->kpanels, first = part ? b->first_k2 : b->first_k;
+    const float *kb = part ? b->k2 : b->k, *q = t->q + (part ? j->kpanels : 0) * R * MLA_LDA;
+    for (size_t h = 0, he; h < t->nh; h = he) {
+        he = run_end(j, t, h, heads);
+        const float *k = kb + ((t->h0 + h) * heads / a->H - first) * (part ? j->k2blk : j->kblk);
+        for (size_t half = 0; half < n; half += MLA_NR)
+            for (size_t p = 0; p < panels; p++)
+                for (size_t r = h * t->nt; r < he * t->nt; r += MLA_MR) {
+                    mla_tile g = {.a = q + (p * R + r) * MLA_LDA, .b = k + half * d + p * MLA_KP * MLA_NR,
+                                  .c = s + r * MLA_BLOCK + half, .ldc = MLA_BLOCK,
+                                  .k = mla_min_size(MLA_KP, d - p * MLA_KP), .alpha = part || p ? ONES : NULL};
+                    j->k->tile_f32(mla_min_size(MLA_MR, he * t->nt - r), &g);
+                }
+    }
+}
+
+/* o (rows, dv) = al o + p v. Every row has the whole block (n == 64, rows ordered as the tile), or, for token i,
+ * only its own n keys (rows of p and al ordered (token, head)). */
+static void add_values(const mla_attn_job *j, const mla_attn_tile *t, const mla_attn_block *b, const tile_work *w, size_t i, size_t n)
+{
+    const mla_attn_args *a = j->a;
+    bool whole = i == SIZE_MAX;
+    for (size_t h = 0, he; h < t->nh; h = he) {
+        he = run_end(j, t, h, a->vh);
+        const float *v = b->v + ((t->h0 + h) * a->vh / a->H - b->first_v) * j->vblk;
+        size_t row = whole ? h * t->nt : i * t->nh + h, rows = whole ? (he - h) * t->nt : he - h;
+        float *o = t->o + (whole ? h * t->nt : h * t->nt + i) * j->ldo;
+        size_t ldc = whole ? j->ldo : t->nt * j->ldo;
+        for (size_t c = 0; c < a->dv; c += MLA_NR)
+            for (size_t r = 0; r < rows; r += MLA_MR) {
+                mla_tile g = {.a = w->p + (row + r) * MLA_LDA, .b = v + c * MLA_BLOCK, .c = o + r * ldc + c, .ldc = ldc,
+                              .k = n, .alpha = w->al + row + r};
+                j->k->tile_f32(mla_min_size(MLA_MR, rows - r), &g);
+            }
+    }
+}
+
+/* Keys of this block that token i of the tile may see. */
+static size_t visible(const mla_attn_job *j, const mla_attn_tile *t, size_t i, size_t block)
+{
+    size_t upto = j->a->pos0 + j->t0 + t->ta + i + 1, from = block * MLA_BLOCK;
+    return upto <= from ? 0 : mla_min_size(MLA_BLOCK, upto - from);
+}
+
+static void attend(const mla_attn_job *j, const mla_attn_tile *t, const mla_attn_block *b, size_t block, const tile_work *w)
+{
+    bool whole = visible(j, t, 0, block) == MLA_BLOCK;
+    for (size_t h = 0; h < t->nh; h++)
+        for (size_t i = 0; i < t->nt; i++) {
+            size_t n = visible(j, t, i, block), row = h * t->nt + i, to = whole ? row : i * t->nh + h;
+            if (n == 0) continue;
+            mla_softmax_row r = {w->s + row * MLA_BLOCK, w->p + to * MLA_LDA, n, j->a->scale, t->m + row, t->l + row};
+            w->al[to] = j->k->softmax(&r);
+        }
+    if (whole) {
+        add_values(j, t, b, w, SIZE_MAX, MLA_BLOCK);
+        return;
+    }
+    for (size_t i = 0; i < t->nt; i++) {
+        size_t n = visible(j, t, i, block);
+        if (n) add_values(j, t, b, w, i, n);
+    }
+}
+
+/* Final probabilities of one block: sums of squares by key, in row order, and the rows themselves where asked. */
+static void observe(const mla_attn_job *j, const mla_attn_tile *t, size_t block, const tile_work *w)
+{
+    const mla_attn_args *a = j->a;
+    size_t S = a->pos0 + a->T;
+    double *part = j->part + (t->index * j->nb + block - j->b0) * MLA_BLOCK;
+    memset(part, 0, MLA_BLOCK * sizeof *part);
+    for (size_t h = 0; h < t->nh; h++)
+        for (size_t i = 0; i < t->nt; i++) {
+            size_t n = visible(j, t, i, block), row = h * t->nt + i;
+            float *p = w->p;
+            j->k->probs(p, w->s + row * MLA_BLOCK, n, a->scale, t->m[row], 1 / t->l[row]);
+            for (size_t s = 0; s < n; s++) part[s] += (double)p[s] * p[s];
+            if (!a->probs) continue;
+            float *out = mla_f32p(a->probs) + ((t->h0 + h) * a->T + j->t0 + t->ta + i) * S + block * MLA_BLOCK;
+            size_t all = mla_min_size(MLA_BLOCK, S - block * MLA_BLOCK);
+            memcpy(out, p, n * sizeof *p);
+            memset(out + n, 0, (all - n) * sizeof *p);
+        }
+}
+
+void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    const mla_attn_job *j = ctx;
+    tile_work w = cut_work(j, worker);
+    for (size_t i = begin; i < end; i++) {
+        mla_attn_tile t = mla_attn_tile_at(j, i);
+        if (j->b0 == 0 && !j->observe) start_tile(j, &t);
+        for (size_t b = j->b0; b < j->b0 + j->nb; b++) {
+            size_t n = visible(j, &t, t.nt - 1, b);
+            if (n) {
+                mla_attn_block blk = mla_attn_block_of(j, &t, b, worker, w.rows);
+                part_logits(j, &t, 0, &blk, n, w.s);
+                if (j->a->q2) part_logits(j, &t, 1, &blk, n, w.s);
+                if (!j->observe) attend(j, &t, &blk, b, &w);
+            }
+            if (j->observe) observe(j, &t, b, &w);
+        }
+    }
+}
+
+void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    const mla_attn_job *j = ctx;
+    const mla_attn_args *a = j->a;
+    (void)worker;
+    for (size_t i = begin; i < end; i++) {
+        mla_attn_tile t = mla_attn_tile_at(j, i);
+        for (size_t h = 0; h < t.nh; h++)
+            for (size_t k = 0; k < t.nt; k++) {
+                size_t row = h * t.nt + k;
+                float *o = mla_f32p(a->o) + (j->t0 + t.ta + k) * a->ldo + (t.h0 + h) * a->dv;
+                j->k->scale(o, t.o + row * j->ldo, 1 / t.l[row], a->dv);
+            }
+    }
+}

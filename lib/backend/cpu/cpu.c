@@ -1,0 +1,186 @@
+/* The CPU backend: choosing a variant, opening, memory, and the op table. */
+#include "backend/cpu/cpu.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "base/alloc.h"
+#include "base/ckd.h"
+#include "linalg/gemm.h"
+
+#define HUGE_FROM ((size_t)4 << 20) /* smaller blocks gain nothing from huge pages */
+
+#if defined(__x86_64__)
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+static bool has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+const mla_cpu_kern *mla_cpu_pick(mla_isa isa)
+{
+#if defined(__x86_64__)
+    bool any = isa == MLA_ISA_AUTO;
+    if ((any || isa == MLA_ISA_AVX512BF16) && has_avx512bf16()) return &mla_cpu_kern_avx512bf16;
+    if ((any || isa == MLA_ISA_AVX512) && has_avx512()) return &mla_cpu_kern_avx512;
+    if ((any || isa == MLA_ISA_AVX2) && has_avx2()) return &mla_cpu_kern_avx2;
+#endif
+    return isa == MLA_ISA_AUTO || isa == MLA_ISA_REF ? &mla_cpu_kern_ref : NULL;
+}
+
+bool mla_cut(size_t *total, size_t *off, size_t a, size_t b, size_t size)
+{
+    size_t n;
+    *off = *total;
+    if (!mla_mul(&n, a, b) || !mla_mul(&n, n, size) || !mla_add(&n, n, 63)) return false;
+    return mla_add(total, *total, n & ~(size_t)63);
+}
+
+void *mla_cpu_big(size_t bytes)
+{
+    char *p = mla_alloc_raw(bytes, 1, 1);
+    if (p && bytes >= HUGE_FROM) {
+        uintptr_t page = 4096, a = ((uintptr_t)p + page - 1) / page * page, e = ((uintptr_t)p + bytes) / page * page;
+        (void)madvise(p + (a - (uintptr_t)p), e - a, MADV_HUGEPAGE); /* advice only: failing changes speed, not results */
+    }
+    return p;
+}
+
+mla_status mla_cpu_scratch(mla_cpu *c, size_t bytes, const char *what, char **out, mla_err *err)
+{
+    if (bytes > c->scratch_bytes) {
+        mla_free(c->scratch);
+        c->scratch_bytes = 0;
+        c->scratch = mla_cpu_big(bytes);
+        if (!c->scratch) return mla_fail(err, MLA_ENOMEM, "%s: %zu bytes of scratch", what, bytes);
+        c->scratch_bytes = bytes;
+    }
+    *out = c->scratch;
+    return MLA_OK;
+}
+
+static void cpu_destroy(mla_backend *be)
+{
+    mla_cpu *c = mla_cpu_of(be);
+    mla_pool_free(c->pool);
+    mla_free(c->scratch);
+    mla_free(c);
+}
+
+static const char *cpu_describe(mla_backend *be) { return mla_cpu_of(be)->text; }
+
+static mla_status cpu_alloc(mla_backend *be, mla_mem **out, size_t bytes, mla_err *err)
+{
+    (void)be;
+    void *p = mla_cpu_big(bytes);
+    if (!p) return mla_fail(err, MLA_ENOMEM, "cpu buffer of %zu bytes", bytes);
+    *out = p;
+    return MLA_OK;
+}
+
+static void cpu_free(mla_backend *be, mla_mem *p)
+{
+    (void)be;
+    mla_free(p);
+}
+
+static mla_status cpu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t bytes, mla_err *err)
+{
+    (void)be, (void)err;
+    if (bytes) memcpy(dst, src, bytes);
+    return MLA_OK;
+}
+
+static mla_status cpu_download(mla_backend *be, void *dst, const mla_mem *src, size_t bytes, mla_err *err)
+{
+    (void)be, (void)err;
+    if (bytes) memcpy(dst, src, bytes);
+    return MLA_OK;
+}
+
+static mla_status cpu_copy(mla_backend *be, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *err)
+{
+    (void)be, (void)err;
+    if (bytes) memmove(dst, src, bytes);
+    return MLA_OK;
+}
+
+static mla_status cpu_zero(mla_backend *be, mla_mem *dst, size_t bytes, mla_err *err)
+{
+    (void)be, (void)err;
+    if (bytes) memset(dst, 0, bytes);
+    return MLA_OK;
+}
+
+static mla_status cpu_sync(mla_backend *be, mla_err *err)
+{
+    (void)be, (void)err;
+    return MLA_OK;
+}
+
+static const mla_backend_ops CPU_OPS = {
+    .name = "cpu",
+    .destroy = cpu_destroy,
+    .describe = cpu_describe,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .copy = cpu_copy,
+    .zero = cpu_zero,
+    .sync = cpu_sync,
+    .weight_new = mla_cpu_weight_new,
+    .weight_free = mla_cpu_weight_free,
+    .weight_bytes = mla_cpu_weight_bytes,
+    .linear = mla_cpu_linear,
+    .embed = mla_cpu_embed,
+    .rmsnorm = mla_cpu_rmsnorm,
+    .gated_norm = mla_cpu_gated_norm,
+    .rope = mla_cpu_rope,
+    .add = mla_cpu_add,
+    .add_rows = mla_cpu_add_rows,
+    .silu_mul = mla_cpu_silu_mul,
+    .sigmoid_mul = mla_cpu_sigmoid_mul,
+    .copy_rows = mla_cpu_copy_rows,
+    .kv_write = mla_cpu_kv_write,
+    .kv_read = mla_cpu_kv_read,
+    .attention = mla_cpu_attention,
+    .conv = mla_cpu_conv,
+    .gdn = mla_cpu_gdn,
+    .gram = mla_cpu_gram,
+    .range = mla_cpu_range,
+    .eigh = mla_cpu_eigh,
+};
+
+mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)
+{
+    const mla_cpu_kern *k = mla_cpu_pick(o->isa);
+    if (!k) return mla_fail(err, MLA_EUNSUPPORTED, "the requested instruction set is missing: this CPU has at best %s", mla_isa_name());
+    mla_cpu *c = mla_alloc(1, 1, sizeof *c);
+    if (!c) return mla_fail(err, MLA_ENOMEM, "cpu backend");
+    c->base.ops = &CPU_OPS;
+    c->k = k;
+    if (mla_pool_new(&c->pool, o->threads, err) != MLA_OK) {
+        cpu_destroy(&c->base);
+        return mla_wrap(err, "cpu backend");
+    }
+    c->threads = mla_pool_threads(c->pool);
+    snprintf(c->text, sizeof c->text, "cpu %s, %zu thread%s, %s", k->name, c->threads, c->threads == 1 ? "" : "s",
+             mla_blas_name());
+    *out = &c->base;
+    return MLA_OK;
+}

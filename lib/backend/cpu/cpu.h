@@ -1,0 +1,86 @@
+/* The CPU backend's own state and the functions its op table is made of. Private to backend/.
+ *
+ * One op at a time per backend (the pool is not reentrant): ops share one growable scratch block and never keep
+ * pointers into it. Device memory is host memory: an mla_mem * is the address itself. */
+#ifndef MLA_BACKEND_CPU_CPU_H
+#define MLA_BACKEND_CPU_CPU_H
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "base/par.h"
+
+typedef struct {
+    mla_backend base;
+    mla_pool *pool;
+    size_t threads;
+    const mla_cpu_kern *k;
+    char *scratch;
+    size_t scratch_bytes;
+    char text[200];
+} mla_cpu;
+
+struct mla_weight {
+    size_t out, in, panels; /* panels of MLA_NR outputs */
+    size_t panel_bytes, bytes;
+    mla_precision precision;
+    char *data;             /* (panels) of (in, MLA_NR) f32 or (ceil(in/2), MLA_NR) bf16 pairs */
+};
+
+static inline mla_cpu *mla_cpu_of(mla_backend *be) { return (mla_cpu *)(void *)be; }
+static inline float *mla_f32p(mla_mem *p) { return (float *)(void *)p; }
+static inline const float *mla_cf32p(const mla_mem *p) { return (const float *)(const void *)p; }
+static inline double *mla_f64p(mla_mem *p) { return (double *)(void *)p; }
+static inline size_t mla_min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t mla_ceil_div(size_t a, size_t b) { return a / b + (a % b != 0); }
+
+mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err);
+/* The table of a variant this CPU can run, or NULL; AUTO gives the best. */
+const mla_cpu_kern *mla_cpu_pick(mla_isa isa);
+
+/* Scratch: sum sizes with mla_cut (64-byte aligned pieces, false on overflow), then take the block once per op. */
+bool mla_cut(size_t *total, size_t *off, size_t a, size_t b, size_t size);
+mla_status mla_cpu_scratch(mla_cpu *c, size_t bytes, const char *what, char **out, mla_err *err);
+/* 64-byte aligned, not zeroed; asks for huge pages when large. Free with mla_free. */
+void *mla_cpu_big(size_t bytes);
+
+/* C (M, N; ldc) = A (M, K; lda) B, or alpha_i C + A B with alpha (M); B in panels (ceil(N/32), K, 32), C rows must
+ * hold N rounded up to 32. abuf: (MLA_MR, MLA_LDA) f32. Summation as in the linear contract. */
+typedef struct {
+    const float *a;
+    size_t lda;
+    const float *b;
+    float *c;
+    size_t ldc, M, N, K;
+    const float *alpha;
+} mla_mm;
+void mla_cpu_mm(const mla_cpu_kern *k, float *abuf, const mla_mm *g);
+/* B panels (ceil(N/32), K, 32) from row-major (K, N; ld). */
+void mla_cpu_panels(float *dst, const float *src, size_t ld, size_t K, size_t N);
+
+mla_status mla_cpu_weight_new(mla_backend *, mla_weight **out, const mla_weight_desc *, mla_err *);
+void mla_cpu_weight_free(mla_backend *, mla_weight *);
+size_t mla_cpu_weight_bytes(const mla_weight *);
+mla_status mla_cpu_linear(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
+mla_status mla_cpu_embed(mla_backend *, const mla_weight *, mla_mem *y, const int32_t *ids, size_t T, mla_err *);
+mla_status mla_cpu_rmsnorm(mla_backend *, const mla_norm_args *, mla_err *);
+mla_status mla_cpu_gated_norm(mla_backend *, const mla_gated_norm_args *, mla_err *);
+mla_status mla_cpu_rope(mla_backend *, const mla_rope_args *, mla_err *);
+mla_status mla_cpu_add(mla_backend *, mla_mem *y, const mla_mem *x, size_t n, mla_err *);
+mla_status mla_cpu_add_rows(mla_backend *, mla_mem *y, size_t ldy, size_t rows, size_t d, const mla_mem *v, float s, mla_err *);
+mla_status mla_cpu_silu_mul(mla_backend *, mla_mem *y, const mla_mem *a, const mla_mem *b, size_t n, mla_err *);
+mla_status mla_cpu_sigmoid_mul(mla_backend *, mla_mem *x, const mla_mem *gate, size_t rows, size_t d, size_t ldg, mla_err *);
+mla_status mla_cpu_copy_rows(mla_backend *, mla_mem *y, size_t ldy, const mla_mem *x, size_t ldx, size_t rows, size_t d, mla_err *);
+mla_status mla_cpu_kv_write(mla_backend *, const mla_kv_write_args *, mla_err *);
+mla_status mla_cpu_kv_read(mla_backend *, const mla_kv_read_args *, mla_err *);
+mla_status mla_cpu_attention(mla_backend *, const mla_attn_args *, mla_err *);
+mla_status mla_cpu_conv(mla_backend *, const mla_conv_args *, mla_err *);
+mla_status mla_cpu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
+mla_status mla_cpu_gram(mla_backend *, const mla_gram_args *, mla_err *);
+mla_status mla_cpu_range(mla_backend *, const mla_mem *x, size_t rows, size_t d, size_t ld, mla_range *out, mla_err *);
+mla_status mla_cpu_eigh(mla_backend *, double *a, double *w, size_t n, mla_err *);
+
+/* Bytes of one element of a cache dtype; 0 when a cache cannot hold it. */
+size_t mla_kv_elem_bytes(mla_dtype t);
+mla_status mla_kv_check(const mla_kv_view *v, const char *what, mla_err *err);
+/* Address of element `col` (from the view's own col on) of token s. 64-bit slot arithmetic. */
+char *mla_kv_at(const mla_kv_view *v, size_t elem_bytes, size_t s, size_t col);
+#endif

@@ -1,0 +1,95 @@
+/* The kernels one ISA variant brings: same names, same signatures, one table each; cpu.c picks a table at open.
+ *
+ * Matrix work goes through one microkernel on packed operands:
+ *   A: rows of MLA_KP values, MLA_LDA apart (a constant stride keeps 14 rows addressable from one register);
+ *   B: panels of MLA_NR columns, (k, MLA_NR) contiguous;
+ *   C: (m, MLA_NR) += one fused multiply-add chain per element over k ascending, started at zero.
+ * Row kernels come from rows_body.h, compiled once per variant. Private to backend/cpu. */
+#ifndef MLA_BACKEND_CPU_KERNELS_H
+#define MLA_BACKEND_CPU_KERNELS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+
+#define MLA_NR 32   /* columns per packed panel */
+#define MLA_MR 14   /* most rows per microkernel call */
+#define MLA_KP 256  /* k per panel: the summation block of the precision contract */
+#define MLA_LDA 272 /* row stride of A in f32: 17 cache lines, so rows fall into different sets */
+#define MLA_LDA_PAIRS 144 /* the same for bf16 pairs (u32): 9 cache lines */
+#define MLA_BLOCK 64      /* keys per attention block */
+#define MLA_GDN_COLS 16   /* state columns per delta-rule block */
+
+typedef struct {
+    const void *a;      /* f32 (m, k; MLA_LDA) or bf16 pairs u32 (m, k; MLA_LDA_PAIRS) */
+    const void *b;      /* f32 (k, MLA_NR) or bf16 pairs u32 (k, MLA_NR) */
+    float *c;           /* (m, MLA_NR; ldc) */
+    size_t ldc, k;      /* k <= MLA_KP values (pairs for bf16: half) */
+    const float *alpha; /* (m): c = fma(c, alpha, sum), 1 adds; NULL: c = sum, c is not read */
+} mla_tile;
+
+typedef struct { /* softmax of one row of logits, continued: see mla_cpu_attention */
+    const float *s;     /* (n) raw dot products */
+    float *p;           /* (MLA_BLOCK) out: exp(scale s - max), zero from n up to a multiple of 16 */
+    size_t n;
+    float scale;
+    float *m, *l;       /* running maximum and sum, updated */
+} mla_softmax_row;
+
+typedef struct { /* recurrent delta rule on a block of n <= MLA_GDN_COLS state columns */
+    float *s;           /* (dk, MLA_GDN_COLS) */
+    const float *q, *k; /* rows of dk, ldqk apart; normalised */
+    const float *v;     /* rows of n, ldv apart */
+    float *o;           /* rows of n, ldo apart */
+    const float *alpha, *beta; /* per token, ldg apart: e^g, beta */
+    const float *kq;    /* k . q per token, ldkq apart */
+    size_t ldqk, ldv, ldo, ldg, ldkq, T, dk, n;
+} mla_gdn_block;
+
+typedef struct { /* C (m, n; ldc) += sum_t a_t b_t' in fp64, one fused chain per element from zero */
+    const double *a;    /* (T, m; lda) */
+    const double *b;    /* (T, n; ldb) */
+    double *c;
+    size_t lda, ldb, ldc, T, m, n;
+} mla_gram_tile;
+
+typedef struct {
+    mla_isa isa;
+    const char *name;
+    bool bf16_pairs;    /* tile_bf16 takes A as bf16 pairs; otherwise as f32 holding bf16 values */
+    void (*tile_f32)(size_t m, const mla_tile *t);
+    void (*tile_bf16)(size_t m, const mla_tile *t);
+    void (*tile_gram)(const mla_gram_tile *t);
+    /* rows (rows <= MLA_NR of k values, ld apart) to one B panel (k, MLA_NR), missing rows zero */
+    void (*pack_f32)(float *dst, const float *src, size_t ld, size_t rows, size_t k);
+    /* the same to bf16 pairs ((k+1)/2, MLA_NR), rounded to nearest even, an odd end padded with zero */
+    void (*pack_bf16)(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k);
+    /* A rows: n values rounded to bf16, as f32 or as pairs (bf16_pairs) */
+    void (*round_a)(void *dst, const float *src, size_t n);
+    /* n stored values to f32, times scale */
+    void (*widen)(float *dst, const void *src, mla_dtype t, size_t n, float scale);
+    float (*sumsq)(const float *x, size_t n);
+    float (*dot)(const float *x, const float *y, size_t n);
+    void (*norm)(float *y, const float *x, const float *gain, float inv, size_t n);
+    void (*gated)(float *y, const float *x, const float *gain, const float *z, float inv, size_t n);
+    void (*add)(float *y, const float *x, float s, size_t n);  /* y += s x, s = +-1 */
+    void (*scale)(float *y, const float *x, float s, size_t n); /* y = s x */
+    void (*silu_mul)(float *y, const float *a, const float *b, size_t n);
+    void (*sigmoid_mul)(float *x, const float *gate, size_t n);
+    void (*rope)(float *x, const float *c, const float *s, size_t half);
+    void (*exp)(float *y, const float *x, size_t n);
+    /* returns the factor e^(old max - new max) for what was summed before */
+    float (*softmax)(const mla_softmax_row *r);
+    /* p (n) = exp(scale s - m) * inv: the final probabilities of a row */
+    void (*probs)(float *p, const float *s, size_t n, float scale, float m, float inv);
+    /* y (n) = silu(sum_j w[j] x[j]), rows w + j*ldw and x[j], j < K ascending */
+    void (*conv)(float *y, const float *w, size_t ldw, const float *const *x, size_t K, size_t n);
+    void (*gdn)(const mla_gdn_block *g);
+} mla_cpu_kern;
+
+extern const mla_cpu_kern mla_cpu_kern_ref;
+#if defined(__x86_64__)
+extern const mla_cpu_kern mla_cpu_kern_avx2, mla_cpu_kern_avx512, mla_cpu_kern_avx512bf16;
+#endif
+#endif

@@ -1,0 +1,8 @@
+/* Runs the suites of the backend layer. */
+#include "lab.h"
+
+int main(void)
+{
+    const mla_suite_fn suites[] = {suite_linear, suite_rows, suite_attention, suite_gdn, suite_cache, suite_moments};
+    return mla_test_main("backend", suites, sizeof suites / sizeof *suites);
+}
