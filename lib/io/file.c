@@ -89,6 +89,15 @@ mla_status mla_file_unchanged(const mla_mapped *m, mla_err *err)
     return MLA_OK;
 }
 
+mla_status mla_file_size(uint64_t *size, const char *path, mla_err *err)
+{
+    struct stat sb;
+    if (stat(path, &sb) != 0) return mla_sys_fail(err, path, "stat");
+    if (!S_ISREG(sb.st_mode)) return mla_fail(err, MLA_EIO, "%s: expected a regular file", path);
+    *size = (uint64_t)sb.st_size;
+    return MLA_OK;
+}
+
 mla_status mla_file_read(char **out, size_t *size, const char *path, size_t max, mla_err *err)
 {
     int fd;

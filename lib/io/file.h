@@ -58,6 +58,7 @@ void mla_names_free(mla_names *l);
 /* Removes the temporary files that killed runs left below dir. Only under a lock: it would take a live run's, too. */
 MLA_CHECKED mla_status mla_dir_sweep(const char *dir, mla_err *err);
 
+MLA_CHECKED mla_status mla_file_size(uint64_t *size, const char *path, mla_err *err); /* of a regular file */
 bool mla_path_exists(const char *path);
 bool mla_path_is_dir(const char *path);
 MLA_CHECKED mla_status mla_dir_make(const char *path, mla_err *err);        /* mkdir -p */

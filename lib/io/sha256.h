@@ -32,6 +32,6 @@ typedef struct {
     unsigned char digest[32];  /* out */
     uint64_t size;             /* out */
 } mla_file_digest;
-/* Digests of n files, any order of work, results independent of threads. prog (may be NULL) counts bytes. */
+/* Digests of n files, any order of work, results independent of threads. prog (may be NULL) counts MiB. */
 MLA_CHECKED mla_status mla_sha256_files(mla_file_digest *f, size_t n, mla_pool *pool, mla_progress *prog, mla_err *err);
 #endif

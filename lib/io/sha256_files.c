@@ -55,7 +55,7 @@ static void progress(job *j, size_t bytes)
 {
     if (!j->prog) return;
     pthread_mutex_lock(&j->mu);
-    mla_progress_add(j->prog, (double)bytes);
+    mla_progress_add(j->prog, (double)bytes / 1048576);
     pthread_mutex_unlock(&j->mu);
 }
 

@@ -12,6 +12,7 @@ Suite *ckpt_suite(void);
 Suite *gguf_suite(void);
 Suite *sha256_suite(void);
 Suite *zst_suite(void);
+Suite *receipt_suite(void);
 
 /* "DIR/NAME" in a static ring of 8 buffers. */
 const char *in_dir(const char *dir, const char *name);
