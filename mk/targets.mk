@@ -25,3 +25,4 @@ asan:
 
 clean:
 	rm -rf $(BUILD)
+-include mk/cuda.mk

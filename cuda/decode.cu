@@ -1,0 +1,296 @@
+/* MLA decode on the host side: which kernel, how the cache is cut over the SMs, and the merge of the pieces.
+ *
+ * Plan: pages of all sequences lie in one line, each sequence preceded by OVERHEAD empty units (its queries, its output);
+ * part p of P takes units [p T / P, (p+1) T / P). A sequence cut over several parts leaves partial outputs with their
+ * log2-sum-exp, which merge_parts sums in part order. */
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <math_constants.h>
+
+#include "cuda/attn.cuh"
+#include "cuda/check.cuh"
+#include "cuda/decode_dev.cuh"
+#include "cuda/decode_sm90.cuh"
+
+enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256, SMEM_MAX = 232448 };
+
+/* Offsets within the workspace, bytes. */
+struct DecodeWs {
+    size_t prefix, begin, split, po, plse, bytes;
+    DecodeWs(size_t B, size_t parts, size_t slots, size_t N, size_t lat)
+    {
+        auto up = [](size_t x) { return (x + 255) & ~(size_t)255; };
+        prefix = 0;
+        begin = up((B + 1) * 8);
+        split = begin + up((parts + 1) * 8);
+        po = split + up(B * 8);
+        plse = po + up(slots * N * lat * 4);
+        bytes = plse + up(slots * N * 4);
+    }
+};
+
+/* prefix (B + 1): first unit of each sequence. One block; chunks of PLAN_THREADS sequences. */
+static __global__ void plan_parts(const int32_t *len, int B, int parts, long long *prefix, int2 *begin, int2 *split)
+{
+    __shared__ long long sums[PLAN_THREADS / 32], carry;
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    if (tid == 0) carry = 0;
+    __syncthreads();
+    for (int b0 = 0; b0 < B; b0 += PLAN_THREADS) {
+        const int b = b0 + tid, n = b < B && len[b] > 0 ? (len[b] + 63) >> 6 : 0;
+        const long long own = n ? n + OVERHEAD : 0;
+        long long x = own;
+        for (int o = 1; o < 32; o <<= 1) {
+            const long long y = __shfl_up_sync(~0u, x, o);
+            if (lane >= o) x += y;
+        }
+        if (lane == 31) sums[warp] = x;
+        __syncthreads();
+        long long before = carry;
+        for (int i = 0; i < warp; i++) before += sums[i];
+        if (b < B) prefix[b] = before + x - own;
+        __syncthreads();
+        if (tid == PLAN_THREADS - 1) carry = before + x;
+        __syncthreads();
+    }
+    const long long total = carry;
+    if (tid == 0) prefix[B] = total;
+    __syncthreads();
+    const long long P = total < parts ? (total ? total : 1) : parts;
+    for (int p = tid; p <= parts; p += PLAN_THREADS) {
+        int2 at = make_int2(B, 0);
+        const long long x = p < P ? p * total / P : total;
+        if (x < total) { /* last sequence with prefix <= x: it has pages, since x lies inside its units */
+            int lo = 0, hi = B;
+            while (hi - lo > 1) {
+                const int mid = (lo + hi) / 2;
+                if (prefix[mid] <= x) lo = mid;
+                else hi = mid;
+            }
+            const long long page = x - prefix[lo] - OVERHEAD;
+            at = make_int2(lo, page > 0 ? (int)page : 0);
+        }
+        begin[p] = at;
+    }
+    for (int b = tid; b < B; b += PLAN_THREADS) {
+        const long long first = prefix[b] + OVERHEAD, last = prefix[b + 1] - 1;
+        split[b] = last < first ? make_int2(1, 0)
+                                : make_int2((int)(((first + 1) * P - 1) / total), (int)(((last + 1) * P - 1) / total));
+    }
+}
+
+/* Grid (lat / 128, rows, B * groups), MERGE threads = 4 latents x 32 lanes x parts side by side: sums a sequence's
+ * partial outputs in a fixed order; zero for an empty sequence. */
+static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, int tiles, int parts, int lat)
+{
+    __shared__ float4 sums[MERGE / 32][32];
+    __shared__ float tot[MERGE / 32], top[MERGE / 32];
+    const int row = blockIdx.y, b = blockIdx.z % d.B, grp = blockIdx.z / d.B, tile = row / N, n = row % N;
+    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
+    const int2 sp = d.split[b];
+    if (sp.x == sp.y) return;
+    const size_t base = (size_t)(grp * tiles + tile) * parts;
+    auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + n; };
+    float mx = -CUDART_INF_F, sum = 0.f;
+    for (int p = sp.x + (int)threadIdx.x; p <= sp.y; p += MERGE) mx = fmaxf(mx, d.plse[slot(p)]);
+    for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
+    if (lane == 0) top[w] = mx;
+    __syncthreads();
+    for (int i = 0; i < MERGE / 32; i++) mx = fmaxf(mx, top[i]);
+    const float use = mx == -CUDART_INF_F ? 0.f : mx;
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+    for (int p = sp.x + w; p <= sp.y; p += MERGE / 32) {
+        const float k = exp2f(d.plse[slot(p)] - use);
+        const float4 v = *(const float4 *)(d.po + slot(p) * lat + blockIdx.x * 128 + lane * 4);
+        x.x += k * v.x, x.y += k * v.y, x.z += k * v.z, x.w += k * v.w;
+        sum += k;
+    }
+    sums[w][lane] = x;
+    if (lane == 0) tot[w] = sum;
+    __syncthreads();
+    if (w) return;
+    for (int i = 1; i < MERGE / 32; i++) {
+        const float4 v = sums[i][lane];
+        x.x += v.x, x.y += v.y, x.z += v.z, x.w += v.w;
+        sum += tot[i];
+    }
+    const float inv = sum != 0.f ? 1.f / sum : 0.f;
+    const size_t oo = (size_t)(b * d.o.b + t * d.o.t + h * d.o.h) + blockIdx.x * 128 + lane * 4;
+    const float y[4] = {x.x * inv, x.y * inv, x.z * inv, x.w * inv};
+    for (int i = 0; i < 4; i++) store_f32((void *)d.o.p, d.o.f32, oo + i, y[i]);
+    if (lane == 0 && blockIdx.x == 0 && d.lse)
+        d.lse[((size_t)b * d.s_q + t) * d.H + h] = (sum != 0.f ? mx + log2f(sum) : -CUDART_INF_F) * 0.693147180559945f;
+}
+
+struct Choice {
+    const DecodeKernel *k; /* NULL: the plain kernel */
+    int tiles, parts, slots;
+    size_t smem;
+};
+
+static int device_attr(cudaDeviceAttr a)
+{
+    int dev = 0, v = 0;
+    if (cudaGetDevice(&dev) != cudaSuccess || cudaDeviceGetAttribute(&v, a, dev) != cudaSuccess) return 0;
+    return v;
+}
+
+/* Fewest tiles first (each tile reads the cache again), then the narrowest. */
+static Choice choose(const mla_decode *d)
+{
+    Choice best = {};
+    best.tiles = best.parts = 1;
+    const size_t rows = d->s_q * (d->H / d->groups), rb = d->rope * d->rope_heads / 64;
+    if (d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792};
+    for (const DecodeKernel *list : lists)
+        for (const DecodeKernel *k = list; k->lat; k++) {
+            if ((size_t)k->lat != d->lat || (size_t)k->rb != rb || k->fp8 != (d->cache == MLA_F8_E4M3)) continue;
+            const int tiles = (int)((rows + (size_t)k->n - 1) / (size_t)k->n);
+            if (best.k && (tiles > best.tiles || (tiles == best.tiles && k->n > best.k->n))) continue;
+            best.k = k;
+            best.tiles = tiles;
+        }
+    if (!best.k) return best;
+    const DecodeSmem fixed(best.k->n, best.k->lat / 64 + best.k->rb, 0);
+    best.slots = (int)((SMEM_MAX - 1024 - fixed.bytes) / (BOX + 16));
+    best.smem = DecodeSmem(best.k->n, best.k->lat / 64 + best.k->rb, best.slots).bytes + 1024;
+    const int per_page = best.k->lat / (best.k->fp8 ? 128 : 64) + best.k->rb;
+    if (best.slots < per_page - best.k->drop + 1 || per_page + best.k->drop >= (best.k->drop ? 3 : 1) * best.slots)
+        best.k = NULL;
+    const int sms = device_attr(cudaDevAttrMultiProcessorCount);
+    best.parts = sms / (best.tiles * (int)d->groups) > 0 ? sms / (best.tiles * (int)d->groups) : 1;
+    return best;
+}
+
+static mla_status valid(const mla_decode *d, mla_err *err)
+{
+    const size_t per16 = d->cache == MLA_BF16 ? 8 : 16;
+    if (d->cache != MLA_BF16 && d->cache != MLA_F8_E4M3)
+        return mla_fail(err, MLA_EUNSUPPORTED, "decode: cache type %s, expected BF16 or F8_E4M3", mla_dtype_name(d->cache));
+    if (!d->B || !d->s_q || !d->H || !d->groups || d->H % d->groups || !d->lat)
+        return mla_fail(err, MLA_EINVAL, "decode: B %zu, s_q %zu, H %zu, groups %zu, lat %zu: all positive, groups divide H", d->B,
+                        d->s_q, d->H, d->groups, d->lat);
+    if (d->rope && (!d->rope_heads || d->H % d->rope_heads))
+        return mla_fail(err, MLA_EINVAL, "decode: %zu rotary heads do not divide %zu heads", d->rope_heads, d->H);
+    if (d->c.stride % (int64_t)per16 || (d->rope && d->r.stride % (int64_t)per16))
+        return mla_fail(err, MLA_EINVAL, "decode: cache row strides %lld, %lld are not multiples of 16 bytes",
+                        (long long)d->c.stride, (long long)d->r.stride);
+    const mla_dtype t[3] = {d->q.dtype, d->rope ? d->q2.dtype : d->q.dtype, d->o.dtype};
+    for (int i = 0; i < 3; i++)
+        if (t[i] != MLA_BF16 && t[i] != MLA_F32)
+            return mla_fail(err, MLA_EUNSUPPORTED, "decode: query or output type %s, expected BF16 or F32", mla_dtype_name(t[i]));
+    return MLA_OK;
+}
+
+static DecodeWs workspace(const mla_decode *d, const Choice &c)
+{
+    const size_t slots = c.k ? (size_t)c.parts * c.tiles * d->groups * 2 : 0;
+    return DecodeWs(d->B, (size_t)c.parts, slots, c.k ? (size_t)c.k->n : 0, d->lat);
+}
+
+extern "C" size_t mla_decode_ws_bytes(const mla_decode *d)
+{
+    return valid(d, NULL) == MLA_OK ? workspace(d, choose(d)).bytes : 0;
+}
+
+extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err *err)
+{
+    mla_status st = valid(d, err);
+    if (st) return st;
+    const Choice c = choose(d);
+    if (!c.k) return MLA_OK;
+    const DecodeWs w = workspace(d, c);
+    char *ws = (char *)d->ws;
+    plan_parts<<<1, PLAN_THREADS, 0, (cudaStream_t)stream>>>(d->len, (int)d->B, c.parts, (long long *)(ws + w.prefix),
+                                                             (int2 *)(ws + w.begin), (int2 *)(ws + w.split));
+    return cu_ok(cudaGetLastError(), "decode: plan", err);
+}
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* (pages, 64, row) with boxes of 64 tokens x `box` elements. */
+static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_decode_part *part, unsigned box, bool swizzle,
+                             mla_err *err)
+{
+    void *fn = NULL;
+    cudaDriverEntryPointQueryResult found;
+    mla_status st = cu_ok(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found),
+                          "decode: tensor map entry point", err);
+    if (st) return st;
+    const size_t el = d->cache == MLA_BF16 ? 2 : 1;
+    const cuuint64_t dims[3] = {(cuuint64_t)part->stride, MLA_DECODE_PAGE, d->pages};
+    const cuuint64_t strides[2] = {(cuuint64_t)part->stride * el, (cuuint64_t)part->stride * el * MLA_DECODE_PAGE};
+    const cuuint32_t boxd[3] = {box, MLA_DECODE_PAGE, 1}, es[3] = {1, 1, 1};
+    const CUresult r = ((encode_fn)fn)(m, el == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
+                                       (void *)part->base, dims, strides, boxd, es, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? MLA_OK
+                             : mla_fail(err, MLA_EINVAL, "decode: tensor map of %zu pages, row stride %lld: driver error %d",
+                                        d->pages, (long long)part->stride, (int)r);
+}
+
+static DecodeRows rows_of(const mla_decode_rows *r)
+{
+    DecodeRows x = {r->p, r->b, r->t, r->h, r->dtype == MLA_F32};
+    return x;
+}
+
+static mla_status run_plain(const mla_decode *d, cudaStream_t stream, mla_err *err)
+{
+    AttnP a = {};
+    a.B = (int)d->B, a.T = (int)d->s_q, a.H = (int)d->H;
+    a.dk = a.dv = (int)d->lat, a.dk2 = d->rope ? (int)d->rope : 0;
+    a.kh = a.vh = (int)d->groups, a.k2h = d->rope ? (int)d->rope_heads : 1;
+    a.q = rows_of(&d->q), a.q2 = rows_of(&d->q2), a.o = rows_of(&d->o);
+    AttnView c = {d->c.base, d->table, d->table_stride, d->c.stride, d->c.col, (long long)d->lat, MLA_DECODE_PAGE, d->cache,
+                  d->c.scale};
+    AttnView r = {d->r.base, d->table, d->table_stride, d->r.stride, d->r.col, (long long)d->rope, MLA_DECODE_PAGE, d->cache,
+                  d->r.scale};
+    a.k = a.v = c;
+    a.k2 = r;
+    a.len = d->len;
+    a.scale = d->scale;
+    a.lse = d->lse;
+    return attn_plain(&a, stream, err);
+}
+
+extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err *err)
+{
+    cudaStream_t stream = (cudaStream_t)stream_;
+    mla_status st = valid(d, err);
+    if (st) return st;
+    const Choice c = choose(d);
+    if (!c.k) return run_plain(d, stream, err);
+    const DecodeWs w = workspace(d, c);
+    char *ws = (char *)d->ws;
+    DecodeP p = {};
+    p.B = (int)d->B, p.s_q = (int)d->s_q, p.H = (int)d->H, p.Hg = (int)(d->H / d->groups), p.rows = p.s_q * p.Hg;
+    p.rope = (int)d->rope, p.rope_heads = d->rope ? (int)d->rope_heads : 1;
+    p.lat_col = (int)d->c.col, p.rope_col = (int)d->r.col, p.slots = c.slots;
+    p.begin = (const int2 *)(ws + w.begin), p.split = (const int2 *)(ws + w.split);
+    p.table = d->table, p.table_stride = d->table_stride, p.len = d->len;
+    p.q = rows_of(&d->q), p.q2 = rows_of(&d->q2), p.o = rows_of(&d->o);
+    p.lse = d->lse;
+    p.scale = d->scale * d->c.scale * 1.44269504088896f;
+    p.rope_ratio = d->rope ? d->r.scale / d->c.scale : 1.f, p.out_scale = d->c.scale;
+    p.po = (float *)(ws + w.po), p.plse = (float *)(ws + w.plse);
+    CUtensorMap mc = {}, mr = {};
+    const bool fp8 = d->cache == MLA_F8_E4M3;
+    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, err);
+    if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, err);
+    if (st) return st;
+    st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
+    if (st) return st;
+    void *args[] = {&mc, &mr, &p};
+    const dim3 grid((unsigned)c.parts, (unsigned)c.tiles, (unsigned)d->groups);
+    st = cu_ok(cudaLaunchKernel(c.k->fn, grid, dim3(THREADS), args, c.smem, stream), "decode: launch", err);
+    if (st) return st;
+    merge_parts<<<dim3((unsigned)d->lat / 128, (unsigned)p.rows, (unsigned)(d->B * d->groups)), MERGE, 0, stream>>>(
+        p, c.k->n, c.tiles, c.parts, (int)d->lat);
+    return cu_ok(cudaGetLastError(), "decode: merge", err);
+}

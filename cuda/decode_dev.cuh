@@ -1,0 +1,49 @@
+/* What the decode kernels share: the device-side parameters and typed element access. */
+#ifndef MLA_CUDA_DECODE_DEV_CUH
+#define MLA_CUDA_DECODE_DEV_CUH
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/decode.h"
+
+struct DecodeRows {
+    const void *p;
+    long long b, t, h;
+    bool f32;
+};
+
+struct DecodeP {
+    int B, s_q, H, Hg, rows;        /* rows = s_q * Hg query rows per group: row = t * Hg + head in group */
+    int rope, rope_heads;
+    int lat_col, rope_col, slots;
+    const int2 *begin;              /* (parts + 1): first (sequence, page) of each part */
+    const int2 *split;              /* (B): first and last part of each sequence; (1, 0): none */
+    const int32_t *table;
+    long long table_stride;
+    const int32_t *len;
+    DecodeRows q, q2, o;
+    float *lse;
+    float scale;                    /* softmax scale * k_scale * log2(e) */
+    float rope_ratio, out_scale;    /* kr_scale / k_scale folded into q2; k_scale of the output */
+    float *po, *plse;               /* partial outputs (slot, N, lat), their log2-sum-exp (slot, N) */
+};
+
+static __device__ __forceinline__ float load_f32(const void *p, bool f32, size_t i)
+{
+    return f32 ? ((const float *)p)[i] : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+}
+static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, float x)
+{
+    if (f32) ((float *)p)[i] = x;
+    else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
+}
+
+/* One built kernel of the Hopper family. */
+struct DecodeKernel {
+    int lat, n, rb, fp8, minb, drop;
+    const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
+};
+/* Each instantiation file contributes a list, ended by lat == 0. */
+extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[];
+#endif

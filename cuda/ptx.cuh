@@ -1,0 +1,102 @@
+/* The few Hopper instructions the kernels use, one small function each: mbarriers, bulk tensor copies, named barriers,
+ * wgmma descriptors and fences, ldmatrix's store twin, fp8 conversion. Shared addresses are 32-bit "shared" addresses. */
+#ifndef MLA_CUDA_PTX_CUH
+#define MLA_CUDA_PTX_CUH
+#include <cuda.h>
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t smem_u32(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+static __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+static __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void mbar_arrive_if(uint32_t bar, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %1, 0; @q mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(yes)
+                 : "memory");
+}
+/* The loop lives inside the asm: a branch the compiler sees would make it serialise the wgmmas around it. */
+static __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{.reg .pred q;\n"
+                 "WAIT: mbarrier.try_wait.parity.shared::cta.b64 q, [%0], %1;\n"
+                 "@!q bra WAIT;}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+static __device__ __forceinline__ void bar_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void fence_async_smem(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MLA_HOPPER 1
+static __device__ __forceinline__ uint64_t evict_first_policy(void)
+{
+    uint64_t p;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
+/* Box at element (x, y, z) of the tensor map into shared memory; completes `bar` by its bytes. */
+static __device__ __forceinline__ void tma_box(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x,
+                                               int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(dst),
+                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
+template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+static __device__ __forceinline__ void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int REGS> static __device__ __forceinline__ void regs_grow(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));
+}
+template <int REGS> static __device__ __forceinline__ void regs_shrink(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGS));
+}
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+/* 128-byte swizzled operand whose 8-row groups are 1024 bytes apart: K-major, or M-major with 64 columns. */
+static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr)
+{
+    return (uint64_t)((addr & 0x3ffffu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+/* Stores the 8x8 16-bit matrix held across the warp transposed; lanes 0-7 give the addresses of its 8 columns. */
+static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(addr), "r"(v) : "memory");
+}
+/* Two e4m3 values (low byte first) as f16x2, exact. */
+static __device__ __forceinline__ uint32_t e4m3x2_f16x2(uint16_t two)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
+    return r;
+}
+#endif
+#endif

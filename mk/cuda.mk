@@ -1,0 +1,43 @@
+# The CUDA backend: built only by the targets below and only where nvcc is found; nothing else depends on it.
+NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+# Hopper's own instructions live in the sm_90a build of the decode kernels; the rest also runs on the other targets.
+CUDA_ARCH ?= 80 100 120
+NVCC_GENERIC := -gencode=arch=compute_90a,code=sm_90a $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$(a),code=sm_$(a))
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -I. -Ilib -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP $(NVCCFLAGS)
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt -lcusolver -lcublas
+
+CUDA_SRC := $(wildcard cuda/*.cu)
+CUDA_OBJ := $(patsubst %.cu,$(BUILD)/obj/%.o,$(CUDA_SRC))
+CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu))
+CUDA_BENCH := $(patsubst tests/bench/%.cu,$(BUILD)/bench/%,$(wildcard tests/bench/cuda_*.cu))
+
+$(BUILD)/obj/cuda/decode_lat%.o: cuda/decode_lat%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -c -o $@ $<
+
+$(BUILD)/obj/cuda/%.o: cuda/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -c -o $@ $<
+
+$(BUILD)/libmla-cuda.a: $(CUDA_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+$(BUILD)/tests/cuda_%: tests/cuda/%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(call objs_upto,tensor)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda -o $@ $(filter %.cu %.a %.o,$^) $(CUDA_LIBS) -lpthread
+
+$(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(call objs_upto,tensor)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda -o $@ $(filter %.cu %.a %.o,$^) $(CUDA_LIBS) -lpthread
+
+.PHONY: cuda check-cuda bench-cuda cuda-found
+cuda-found:
+	@[ -n "$(NVCC)" ] || { echo 'cuda: nvcc not found; install the CUDA toolkit or set NVCC=/path/to/nvcc'; exit 1; }
+cuda: cuda-found $(BUILD)/libmla-cuda.a
+check-cuda: cuda-found $(CUDA_TESTS)
+	@scripts/run-tests.sh $(CUDA_TESTS)
+bench-cuda: cuda-found $(CUDA_BENCH)
+	@for b in $(CUDA_BENCH); do $$b || exit 1; done
+-include $(CUDA_OBJ:.o=.d)

@@ -1,0 +1,149 @@
+/* MLA decode against the fp64 reference on the same stored bytes: every built shape, odd lengths, skew, poison, faults. */
+#include "decode_case.h"
+
+static const mla_dtype BF = MLA_BF16, F8 = MLA_F8_E4M3;
+static const double TOL_BF16 = 4e-3, TOL_F16 = 1e-3; /* P rounded to 8 or 11 bits: 2^-9 (2^-12) relative per term, with room */
+
+static bool run(DecodeCase &k, const char *what)
+{
+    mla_err err;
+    k.poison();
+    mla_status st = mla_decode_plan(&k.d, NULL, &err);
+    if (!st) st = mla_decode_run(&k.d, NULL, &err);
+    if (st) fprintf(stderr, "%s: %s\n", what, err.msg);
+    return st == MLA_OK;
+}
+
+static void one(const CaseSpec &s, uint64_t seed, int variant)
+{
+    char what[200];
+    DecodeCase k(s, seed);
+    k.d.variant = variant;
+    snprintf(what, sizeof what, "%s%s lat %zu rope %zux%zu H %zu groups %zu s_q %zu B %zu", s.name, variant ? " (plain)" : "", s.lat,
+             s.rope_heads, s.rope, s.H, s.groups, s.s_q, s.len.size());
+    if (!run(k, what)) {
+        cut_check(false, what);
+        return;
+    }
+    const std::vector<float> got = k.output(), want = k.reference();
+    const Cmp c = cut_compare(got.data(), want.data(), k.nout);
+    bool guard = true;
+    for (size_t i = k.nout; i < got.size(); i++) guard &= !isfinite(got[i]);
+    const bool ok = cut_close(c, s.cache == BF ? TOL_BF16 : TOL_F16) && guard;
+    if (!ok || getenv("MLA_TEST_VERBOSE"))
+        fprintf(stderr, "  %-90s nonfinite %zu rel %.2e max %.2e of %.2e guard %d\n", what, c.nonfinite, c.rel, c.max_abs, c.max_want, guard);
+    cut_check(ok, what);
+}
+
+static void shapes(void)
+{
+    const std::vector<int> mix = {1, 63, 64, 65, 127, 128, 200, 1000};
+    for (mla_dtype t : {BF, F8}) {
+        for (size_t H : {1, 8, 16, 24, 32, 40, 64}) one({"512", t, 512, 64, 1, H, 1, 1, mix, 2.f, t == F8, 5, 1.f}, H, 0);
+        for (size_t s_q : {2, 3, 4, 8}) {
+            std::vector<int> l = {(int)s_q, 64, 65, 129, 700};
+            one({"s_q", t, 512, 64, 1, 24, 1, s_q, l, 2.f, false, 5, 1.f}, s_q, 0);
+            one({"s_q", t, 512, 64, 1, 12, 1, s_q, l, 2.f, false, 5, 1.f}, s_q, 0);
+        }
+        for (size_t lat : {256, 768, 1792}) {
+            for (size_t H : {12, 24, 48}) one({"latent", t, lat, 64, 1, H, 1, 1, mix, 2.f, false, 5, 1.f}, lat + H, 0);
+            one({"latent s_q", t, lat, 64, 1, 12, 1, 2, {2, 90, 300}, 2.f, false, 5, 1.f}, lat, 0);
+        }
+        for (size_t lat : {256, 512, 768}) one({"rotary 4x64", t, lat, 64, 4, 24, 1, 1, mix, 2.f, false, 5, 1.f}, lat + 7, 0);
+        one({"rotary 4x64 s_q", t, 512, 64, 4, 24, 1, 2, {2, 66, 500}, 2.f, false, 5, 1.f}, 3, 0);
+        one({"GLA", t, 256, 64, 1, 24, 2, 1, mix, 2.f, false, 5, 1.f}, 5, 0);
+        one({"GLA", t, 256, 64, 1, 64, 4, 2, {2, 63, 400}, 2.f, false, 5, 1.f}, 6, 0);
+        one({"GLA", t, 512, 64, 1, 32, 2, 1, mix, 2.f, false, 5, 1.f}, 7, 0);
+        one({"plain", t, 512, 64, 1, 24, 1, 2, {2, 64, 333}, 2.f, false, 5, 1.f}, 8, 1);
+        one({"plain rotary 4x64", t, 128, 64, 4, 8, 2, 1, mix, 2.f, false, 5, 1.f}, 9, 1);
+        one({"no kernel built: falls back", t, 384, 64, 1, 24, 1, 1, mix, 2.f, false, 5, 1.f}, 10, 0);
+    }
+}
+
+static void hard_values(void)
+{
+    for (mla_dtype t : {BF, F8}) {
+        const std::vector<int> skew = {4641, 45118 / 8, 1730, 1696, 1, 2};
+        one({"skewed", t, 512, 64, 1, 16, 1, 1, skew, 2.f, false, 50, 1.f}, 11, 0);
+        one({"peaked softmax", t, 512, 64, 1, 24, 1, 1, {2000, 77}, 30.f, false, 5, 1.f}, 12, 0);
+        one({"large queries", t, 512, 64, 1, 24, 1, 1, {700, 77}, 2.f, true, 5, 3e6f}, 13, 0);
+        one({"small queries", t, 512, 64, 1, 24, 1, 1, {700, 77}, 2.f, true, 5, 3e-6f}, 14, 0);
+        one({"empty sequences", t, 512, 64, 1, 24, 1, 1, {0, 100, 0, 64, 0}, 2.f, false, 5, 1.f}, 15, 0);
+        std::vector<int> many(300);
+        for (size_t i = 0; i < many.size(); i++) many[i] = 1 + (int)(cut_hash(i) % 150);
+        one({"300 short", t, 512, 64, 1, 24, 1, 1, many, 2.f, false, 5, 1.f}, 16, 0);
+        one({"1500 tiny", t, 256, 64, 1, 16, 1, 1, std::vector<int>(1500, 3), 2.f, false, 5, 1.f}, 17, 0);
+    }
+}
+
+/* Each of these must be seen: a comparison that cannot fail proves nothing. */
+static void planted_faults(void)
+{
+    for (mla_dtype t : {BF, F8}) {
+        const double tol = t == BF ? TOL_BF16 : TOL_F16;
+        DecodeCase k({"faults", t, 512, 64, 1, 24, 1, 1, {500, 129}, 2.f, false, 9, 1.f}, 21);
+        const std::vector<float> want = k.reference();
+        std::vector<int32_t> bad = k.htable;
+        std::swap(bad[k.tstride + 1], bad[k.tstride + 2]); /* full page 1 and the page of one token */
+        CU(cudaMemcpy(k.table, bad.data(), bad.size() * 4, cudaMemcpyHostToDevice));
+        cut_check(run(k, "wrong page") && !cut_close(cut_compare(k.output().data(), want.data(), k.nout), tol), "wrong page unseen");
+        CU(cudaMemcpy(k.table, k.htable.data(), bad.size() * 4, cudaMemcpyHostToDevice));
+        const int32_t shorter[2] = {499, 128};
+        CU(cudaMemcpy(k.len, shorter, 8, cudaMemcpyHostToDevice));
+        cut_check(run(k, "short") && !cut_close(cut_compare(k.output().data(), want.data(), k.nout), tol), "lost token unseen");
+        const int32_t right[2] = {500, 129};
+        CU(cudaMemcpy(k.len, right, 8, cudaMemcpyHostToDevice));
+        cut_check(run(k, "again") && cut_close(cut_compare(k.output().data(), want.data(), k.nout), tol), "right again");
+        const std::vector<float> first = k.output();
+        cut_check(run(k, "twice") && !memcmp(first.data(), k.output().data(), k.nout * 4), "two runs differ in bits");
+        /* a NaN in a row that is attended to reaches every output of its sequence and no other */
+        const size_t at = ((size_t)k.htable[3] * 64 + 5) * k.row + 17;
+        const uint16_t nan16 = 0x7fc0;
+        CU(cudaMemcpy((char *)k.pool + at * k.el, t == BF ? (const void *)&nan16 : (const void *)"\x7f", k.el, cudaMemcpyHostToDevice));
+        run(k, "nan");
+        const std::vector<float> o = k.output();
+        const size_t half = k.nout / 2;
+        size_t bad0 = 0, bad1 = 0;
+        for (size_t i = 0; i < half; i++) bad0 += !isfinite(o[i]), bad1 += !isfinite(o[half + i]);
+        cut_check(bad0 == half && bad1 == 0, "NaN of a cached row must reach its own sequence only");
+    }
+}
+
+/* 10.5 M slots of 576 bf16 = 12 GB: element offsets beyond 2^32, all of the pool written. */
+static void large_pool(void)
+{
+    size_t free_b = 0, total = 0;
+    CU(cudaMemGetInfo(&free_b, &total));
+    if (free_b < (size_t)20 << 30) {
+        printf("SKIP pool of 10.5 M slots: %zu MiB free (2)\n", free_b >> 20);
+        cut_skipped += 2;
+        return;
+    }
+    one({"10.5 M slots", BF, 512, 64, 1, 24, 1, 1, {3000, 65, 1}, 2.f, false, 164000, 1.f}, 31, 0);
+    one({"10.5 M slots", F8, 512, 64, 1, 24, 1, 1, {3000, 65, 1}, 2.f, false, 164000, 1.f}, 32, 0);
+}
+
+static void refusals(void)
+{
+    DecodeCase k({"refusals", BF, 512, 64, 1, 24, 1, 1, {5}, 2.f, false, 1, 1.f}, 41);
+    mla_err err;
+    mla_decode d = k.d;
+    d.groups = 5;
+    cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "groups"), "groups that do not divide H");
+    d = k.d, d.cache = MLA_F32;
+    cut_check(mla_decode_run(&d, NULL, &err) == MLA_EUNSUPPORTED && strstr(err.msg, "F32"), "f32 cache");
+    d = k.d, d.c.stride = 577;
+    cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "577"), "unaligned rows");
+}
+
+int main(void)
+{
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 90);
+    shapes();
+    hard_values();
+    planted_faults();
+    refusals();
+    if (!getenv("MLA_TEST_SMALL")) large_pool();
+    CU(cudaDeviceSynchronize());
+    return cut_end("cuda_decode");
+}
