@@ -26,3 +26,5 @@ asan:
 clean:
 	rm -rf $(BUILD)
 -include mk/cuda.mk
+
+-include mk/bench.mk

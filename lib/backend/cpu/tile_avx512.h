@@ -1,0 +1,220 @@
+/* Microkernels on AVX-512, shared by the variants with and without bf16 products: 14 rows x 32 columns of C live in 28
+ * registers; B streams, A is broadcast from a constant stride. Private to backend/cpu. */
+#ifndef MLA_BACKEND_CPU_TILE_AVX512_H
+#define MLA_BACKEND_CPU_TILE_AVX512_H
+#include <immintrin.h>
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/simd.h"
+
+#define FEW 4 /* rows up to which B comes from memory rather than cache: prefetch ahead */
+#define AHEAD 2048 /* bytes */
+
+/* c = sums, or fma(c, alpha, sums): the end of every tile */
+MLA_INLINE void tile_store(const mla_tile *t, size_t m, __m512 (*acc)[2])
+{
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) {
+        float *c = t->c + i * t->ldc;
+        if (t->alpha) {
+            __m512 al = _mm512_set1_ps(t->alpha[i]);
+            acc[i][0] = _mm512_fmadd_ps(_mm512_loadu_ps(c), al, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(_mm512_loadu_ps(c + 16), al, acc[i][1]);
+        }
+        _mm512_storeu_ps(c, acc[i][0]);
+        _mm512_storeu_ps(c + 16, acc[i][1]);
+    }
+}
+
+/* m is a constant in every call, so the loops over it unroll and acc stays in registers */
+MLA_INLINE void tile_f32_rows(const size_t m, const mla_tile *t)
+{
+    const float *a = t->a, *b = t->b;
+    __m512 acc[MLA_MR][2];
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        if (m <= FEW) {
+            _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
+        }
+        MLA_UNROLL
+        for (size_t i = 0; i < m; i++) {
+            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + k]);
+            acc[i][0] = _mm512_fmadd_ps(x, b0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(x, b1, acc[i][1]);
+        }
+    }
+    tile_store(t, m, acc);
+}
+
+/* bf16 pairs widened in registers: the even k is the low half of a lane */
+MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
+{
+    const float *a = t->a;
+    const uint32_t *b = t->b;
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    __m512 acc[MLA_MR][2];
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 16);
+        if (m <= FEW) {
+            _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
+        }
+        __m512 e0 = _mm512_castsi512_ps(_mm512_slli_epi32(w0, 16)), e1 = _mm512_castsi512_ps(_mm512_slli_epi32(w1, 16));
+        MLA_UNROLL
+        for (size_t i = 0; i < m; i++) {
+            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + 2 * k]);
+            acc[i][0] = _mm512_fmadd_ps(x, e0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(x, e1, acc[i][1]);
+        }
+        e0 = _mm512_castsi512_ps(_mm512_and_si512(w0, high));
+        e1 = _mm512_castsi512_ps(_mm512_and_si512(w1, high));
+        MLA_UNROLL
+        for (size_t i = 0; i < m; i++) {
+            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + 2 * k + 1]);
+            acc[i][0] = _mm512_fmadd_ps(x, e0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(x, e1, acc[i][1]);
+        }
+    }
+    tile_store(t, m, acc);
+}
+
+/* One instance per row count; rows(m, t) must inline. */
+#define MLA_TILE_SWITCH(rows, m, t)                                                                            \
+    switch (m) {                                                                                               \
+    case 1: rows(1, t); break;                                                                                 \
+    case 2: rows(2, t); break;                                                                                 \
+    case 3: rows(3, t); break;                                                                                 \
+    case 4: rows(4, t); break;                                                                                 \
+    case 5: rows(5, t); break;                                                                                 \
+    case 6: rows(6, t); break;                                                                                 \
+    case 7: rows(7, t); break;                                                                                 \
+    case 8: rows(8, t); break;                                                                                 \
+    case 9: rows(9, t); break;                                                                                 \
+    case 10: rows(10, t); break;                                                                               \
+    case 11: rows(11, t); break;                                                                               \
+    case 12: rows(12, t); break;                                                                               \
+    case 13: rows(13, t); break;                                                                               \
+    default: rows(14, t); break;                                                                               \
+    }
+
+/* 16 x 16 f32 transposed: row r of `in` becomes column r of out. */
+MLA_INLINE void transpose16(__m512 r[16])
+{
+    __m512 t[16];
+    MLA_UNROLL
+    for (size_t i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    MLA_UNROLL
+    for (size_t i = 0; i < 16; i += 4)
+        for (size_t j = 0; j < 2; j++) {
+            __m512d x = _mm512_castps_pd(t[i + j]), y = _mm512_castps_pd(t[i + 2 + j]);
+            r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+        }
+    MLA_UNROLL
+    for (size_t i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    MLA_UNROLL
+    for (size_t i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+static void pack_f32(float *dst, const float *src, size_t ld, size_t rows, size_t k)
+{
+    for (size_t h = 0; h < MLA_NR; h += 16)
+        for (size_t i = 0; i < k; i += 16) {
+            __mmask16 mask = (__mmask16)(k - i >= 16 ? 0xffffu : (1u << (k - i)) - 1);
+            __m512 r[16];
+            for (size_t j = 0; j < 16; j++)
+                r[j] = h + j < rows ? _mm512_maskz_loadu_ps(mask, src + (h + j) * ld + i) : _mm512_setzero_ps();
+            transpose16(r);
+            for (size_t j = 0; j < 16 && i + j < k; j++) _mm512_storeu_ps(dst + (i + j) * MLA_NR + h, r[j]);
+        }
+}
+
+/* f32 lanes to bf16 in the high half, nearest even, NaN quieted (tensor/fp.h, sixteen at a time) */
+MLA_INLINE __m512i round_high(__m512 x)
+{
+    __m512i u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+    return _mm512_and_si512(r, _mm512_set1_epi32((int)0xffff0000u));
+}
+
+static void pack_bf16(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k)
+{
+    for (size_t h = 0; h < MLA_NR; h += 16)
+        for (size_t i = 0; i < k; i += 16) {
+            __mmask16 mask = (__mmask16)(k - i >= 16 ? 0xffffu : (1u << (k - i)) - 1);
+            __m512 r[16];
+            for (size_t j = 0; j < 16; j++)
+                r[j] = h + j < rows ? _mm512_maskz_loadu_ps(mask, src + (h + j) * ld + i) : _mm512_setzero_ps();
+            transpose16(r);
+            for (size_t j = 0; j < 16 && i + j < k; j += 2)
+                _mm512_storeu_si512(dst + (i + j) / 2 * MLA_NR + h,
+                                    _mm512_or_si512(_mm512_srli_epi32(round_high(r[j]), 16), round_high(r[j + 1])));
+        }
+}
+
+/* 8 rows x 24 columns of fp64 sums in 24 registers */
+MLA_INLINE void gram_8x24(const mla_gram_tile *t, const double *a, const double *b, double *c)
+{
+    __m512d acc[8][3];
+    MLA_UNROLL
+    for (size_t i = 0; i < 8; i++) acc[i][0] = acc[i][1] = acc[i][2] = _mm512_setzero_pd();
+    for (size_t k = 0; k < t->T; k++, a += t->lda, b += t->ldb) {
+        __m512d b0 = _mm512_loadu_pd(b), b1 = _mm512_loadu_pd(b + 8), b2 = _mm512_loadu_pd(b + 16);
+        MLA_UNROLL
+        for (size_t i = 0; i < 8; i++) {
+            __m512d x = _mm512_set1_pd(a[i]);
+            acc[i][0] = _mm512_fmadd_pd(x, b0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_pd(x, b1, acc[i][1]);
+            acc[i][2] = _mm512_fmadd_pd(x, b2, acc[i][2]);
+        }
+    }
+    MLA_UNROLL
+    for (size_t i = 0; i < 8; i++)
+        for (size_t j = 0; j < 3; j++) {
+            double *p = c + i * t->ldc + 8 * j;
+            _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), acc[i][j]));
+        }
+}
+
+/* One row, up to 8 columns: the edges */
+MLA_INLINE void gram_1x8(const mla_gram_tile *t, const double *a, const double *b, double *c, size_t n)
+{
+    __mmask8 mask = (__mmask8)((1u << n) - 1);
+    __m512d acc = _mm512_setzero_pd();
+    for (size_t k = 0; k < t->T; k++) acc = _mm512_fmadd_pd(_mm512_set1_pd(a[k * t->lda]), _mm512_maskz_loadu_pd(mask, b + k * t->ldb), acc);
+    _mm512_mask_storeu_pd(c, mask, _mm512_add_pd(_mm512_maskz_loadu_pd(mask, c), acc));
+}
+
+static void tile_gram(const mla_gram_tile *t)
+{
+    size_t i = 0;
+    for (; i + 8 <= t->m; i += 8) {
+        size_t j = 0;
+        for (; j + 24 <= t->n; j += 24) gram_8x24(t, t->a + i, t->b + j, t->c + i * t->ldc + j);
+        for (; j < t->n; j += 8)
+            for (size_t r = 0; r < 8; r++)
+                gram_1x8(t, t->a + i + r, t->b + j, t->c + (i + r) * t->ldc + j, t->n - j < 8 ? t->n - j : 8);
+    }
+    for (; i < t->m; i++)
+        for (size_t j = 0; j < t->n; j += 8) gram_1x8(t, t->a + i, t->b + j, t->c + i * t->ldc + j, t->n - j < 8 ? t->n - j : 8);
+}
+#endif
