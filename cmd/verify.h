@@ -3,6 +3,8 @@
 #define MLA_CMD_VERIFY_H
 #include "cli.h"
 
+mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_verify_record(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_inspect(cli *c, int argc, char **argv, mla_err *err);
 
 #endif

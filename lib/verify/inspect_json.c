@@ -158,7 +158,7 @@ mla_status mla_inspect_json(mla_jv *doc, const char *path, mla_err *err)
 static const struct {
     char magic[9];
     const char *kind;
-} FRAMED[] = {{"MLASTAT1", "statistics"}, {"MLATOK01", "tokens"}};
+} FRAMED[] = {{"MLASTAT1", "statistics"}, {"MLATOK1\n", "tokens"}};
 
 bool mla_inspect_is_framed(const unsigned char magic[8])
 {

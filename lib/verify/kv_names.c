@@ -8,6 +8,8 @@
 #include "base/str.h"
 
 static const mla_kv_spelling SPELLING[] = {
+    {"self_attn.mla.latent_scale", "latent", "mla-toolkit"},
+    {"self_attn.mla.rope_scale", "rope", "mla-toolkit"},
     {"self_attn.k_scale", "k", "compressed-tensors"},
     {"self_attn.v_scale", "v", "compressed-tensors"},
     {"self_attn.q_scale", "q", "compressed-tensors"},
