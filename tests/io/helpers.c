@@ -2,7 +2,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/alloc.h"
+#include "io/file.h"
 #include "io/suites.h"
+
+void drop_dir(char *dir)
+{
+    mla_err err;
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
 
 const char *in_dir(const char *dir, const char *name)
 {
@@ -16,6 +25,7 @@ const char *in_dir(const char *dir, const char *name)
 const char *put_file(const char *dir, const char *name, const void *data, size_t n)
 {
     const char *path = in_dir(dir, name);
+    (void)remove(path); /* rewriting in place would make some file systems flush at every close */
     FILE *f = fopen(path, "wb");
     ck_assert_msg(f != NULL, "cannot create %s", path);
     ck_assert(n == 0 || fwrite(data, 1, n, f) == n);

@@ -13,7 +13,10 @@ Suite *gguf_suite(void);
 Suite *sha256_suite(void);
 Suite *zst_suite(void);
 Suite *receipt_suite(void);
+Suite *bad_suite(void);
 
+/* Removes a folder of mla_test_tmpdir with all that is in it, and frees its name. */
+void drop_dir(char *dir);
 /* "DIR/NAME" in a static ring of 8 buffers. */
 const char *in_dir(const char *dir, const char *name);
 /* Writes n bytes straight to DIR/NAME, without the code under test; returns the path (ring). */

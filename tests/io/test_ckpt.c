@@ -49,7 +49,7 @@ START_TEST(one_file_and_its_folder)
     mla_ckpt_close(c);
     ck_refused(mla_ckpt_open(&c, in_dir(dir, "absent"), &err), MLA_EIO, "absent");
     mla_ckpt_close(NULL);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -75,7 +75,7 @@ START_TEST(shards_under_an_index)
     ck_refused(mla_ckpt_need(c, "d", &t, &err), MLA_EFORMAT, "d: not in the index");
     ck_assert_ptr_null(t);
     mla_ckpt_close(c);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -122,7 +122,7 @@ START_TEST(disagreements_are_named)
     mla_ckpt_close(c);
     ck_assert_int_eq(symlink("nowhere", in_dir(dir, "model.safetensors.index.json")), 0);
     ck_refused(mla_ckpt_open(&c, dir, &err), MLA_EIO, "index.json"); /* a broken index is not an absent one */
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -144,7 +144,7 @@ START_TEST(links_into_a_blob_store_are_followed)
     mla_ckpt_close(c);
     unlink(in_dir(dir, "blobs/0123abcd"));
     ck_refused(mla_ckpt_open(&c, in_dir(dir, "snap"), &err), MLA_EIO, "which is absent");
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -166,7 +166,7 @@ START_TEST(every_failing_allocation_is_reported)
         if (st == MLA_OK) mla_ckpt_close(c);
     } while (st != MLA_OK && ++k < 300);
     ck_assert(st == MLA_OK && k > 40);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 

@@ -56,7 +56,7 @@ START_TEST(mapping_shows_the_bytes_and_notices_changes)
     ck_ok(mla_file_map(&m, in_dir(dir, "empty"), &err));
     ck_assert(m.size == 0 && m.data == NULL);
     mla_file_unmap(&m);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -72,7 +72,7 @@ START_TEST(same_size_rewrite_is_noticed)
     ck_assert_int_eq(utimensat(AT_FDCWD, path, t, 0), 0);
     ck_refused(mla_file_unchanged(&m, &err), MLA_EIO, "written to");
     mla_file_unmap(&m);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -91,7 +91,7 @@ START_TEST(only_regular_files_are_read)
     ck_refused(mla_file_read(&text, &n, in_dir(dir, "eleven"), 10, &err), MLA_EFORMAT, "at most 10");
     ck_ok(mla_file_read(&text, &n, in_dir(dir, "eleven"), 11, &err));
     mla_free(text);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -126,7 +126,7 @@ START_TEST(writer_shows_nothing_before_commit_and_digests_on_the_way)
     check_content(path, data, n);
     ck_assert_uint_eq(entries(dir), 1);
     free(data);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -146,7 +146,7 @@ START_TEST(two_writers_of_one_path_do_not_mix)
     ck_assert_uint_eq(entries(dir), 1);
     ck_refused(mla_out_open(&a, in_dir(dir, "no/such/f"), &err), MLA_EIO, "create");
     ck_refused(mla_out_open(&a, dir, &err), MLA_EIO, "is a folder");
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -168,7 +168,7 @@ START_TEST(full_disk_leaves_the_old_file_and_no_temp)
     mla_out_abort(o);
     check_content(in_dir(dir, "f"), "old", 3);
     ck_assert_uint_eq(entries(dir), 1);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -205,8 +205,8 @@ START_TEST(placing_links_or_copies_and_never_touches_the_source)
         mla_test_skip("placing across file systems", "/dev/shm is the same file system", 1);
     }
     check_content(in_dir(dir, "blob"), "content", 7);
-    mla_free(far);
-    mla_free(dir);
+    drop_dir(far);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -239,7 +239,7 @@ START_TEST(listing_is_sorted_complete_and_loud)
     ck_assert_int_eq(symlink("..", in_dir(dir, "sub/loop")), 0);
     ck_refused(mla_dir_list(&l, dir, &err), MLA_EUNSUPPORTED, "sub/loop");
     ck_refused(mla_dir_list(&l, in_dir(dir, "absent"), &err), MLA_EIO, "absent");
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -260,7 +260,7 @@ START_TEST(removing_does_not_follow_links)
     ck_assert(mla_path_is_dir(in_dir(dir, "kept")) && !mla_path_is_dir(in_dir(dir, "kept/precious")));
     ck_refused(mla_path_rename(in_dir(dir, "keep"), in_dir(dir, "x"), &err), MLA_EIO, "rename");
     ck_refused(mla_dir_make(in_dir(dir, "kept/precious/x"), &err), MLA_EIO, "precious");
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -301,7 +301,7 @@ START_TEST(a_lock_excludes_and_dies_with_its_process)
     ck_ok(mla_lock_take(&b, path, &err));
     mla_lock_drop(b);
     mla_lock_drop(NULL);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -319,7 +319,7 @@ START_TEST(every_failing_allocation_is_an_error_without_leftovers)
         ck_assert_msg(st == MLA_OK || k == 5 || entries(dir) == 0, "allocation %ld left a file", k);
     } while (st != MLA_OK && ++k < 50);
     ck_assert(st == MLA_OK && k >= 4);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 

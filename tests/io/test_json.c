@@ -309,7 +309,7 @@ START_TEST(files_read_and_write)
     put_file(dir, "bad.json", "{\"a\"}", 5);
     ck_refused(mla_json_read(&d, in_dir(dir, "bad.json"), 1000, &err), MLA_EFORMAT, "bad.json: byte 4 ('}'): expected ':'");
     ck_refused(mla_json_read(&d, in_dir(dir, "a.json"), 4, &err), MLA_EFORMAT, "at most 4");
-    free(dir);
+    drop_dir(dir);
 }
 END_TEST
 

@@ -49,7 +49,7 @@ START_TEST(root_digest_is_the_oms_one)
     mla_json_free(d);
     mla_manifest_free(&m);
     mla_manifest_free(&m);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -82,7 +82,7 @@ START_TEST(json_round_trips_and_large_files_have_no_blob_id)
     mla_manifest_free(&m);
     mla_json_free(parsed);
     mla_json_free(d);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -114,7 +114,7 @@ START_TEST(every_difference_is_one_line_in_name_order)
     mla_findings_free(&f);
     mla_manifest_free(&was);
     mla_manifest_free(&is);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -169,7 +169,7 @@ START_TEST(names_that_a_receipt_cannot_hold_are_refused)
     ck_assert_uint_eq(m.n, 0);
     mla_manifest_free(&m);
     ck_refused(mla_manifest_scan(&m, in_dir(dir, "gone"), NULL, NULL, NULL, &err), MLA_EIO, "gone");
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -188,7 +188,7 @@ START_TEST(every_failing_allocation_is_reported)
         if (st == MLA_OK) mla_manifest_free(&m);
     } while (st != MLA_OK && ++k < 200);
     ck_assert(st == MLA_OK && k > 20);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 

@@ -37,7 +37,7 @@ START_TEST(reads_a_small_file)
     ck_assert_uint_eq(mla_st_count(s), 0);
     mla_st_close(s);
     mla_st_close(NULL);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -73,7 +73,7 @@ START_TEST(rewriting_a_file_of_the_reference_writer_gives_its_bytes)
     }
     mla_file_unmap(&m);
     mla_st_close(s);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -105,7 +105,7 @@ START_TEST(writer_orders_pads_and_says_pt)
     ck_assert(mla_shape_is(mla_st_find(s, "z"), 2, shape));
     ck_assert_int_eq(memcmp(mla_st_find(s, "b")->data, data, 5), 0);
     mla_st_close(s);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -130,7 +130,7 @@ START_TEST(metadata_is_sorted_whatever_the_order_of_calls)
     ck_assert_str_eq(mla_st_meta_key(s, 0), "a");
     ck_assert_str_eq(mla_st_meta_value(s, 0), "second");
     mla_st_close(s);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -168,7 +168,7 @@ START_TEST(writer_refuses_misuse_and_leaves_nothing)
     mla_stw_abort(w);
     mla_stw_abort(NULL);
     ck_assert_int_eq(rmdir(dir), 0);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -195,7 +195,7 @@ START_TEST(hundred_thousand_tensors_open_quickly)
     ck_assert_msg(took < 10, "%.1f s to open: quadratic?", took); /* about 0.15 s */
     mla_st_close(s);
     unlink(in_dir(dir, "f"));
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -224,7 +224,7 @@ START_TEST(every_failing_allocation_is_reported)
         ck_assert_msg(st == MLA_OK || st == MLA_ENOMEM, "allocation %ld: %s", k, err.msg);
     } while (st != MLA_OK && ++k < 100);
     ck_assert(st == MLA_OK && k > 12);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 

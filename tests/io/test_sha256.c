@@ -107,7 +107,7 @@ START_TEST(files_have_openssl_digests_for_any_number_of_threads)
     }
     for (size_t i = 0; i < N; i++) mla_free(path[i]);
     free(data);
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
@@ -126,7 +126,7 @@ START_TEST(a_missing_file_is_named)
         mla_alloc_fail_after(-1);
         ck_assert_int_eq(st, k < 3 ? MLA_ENOMEM : MLA_OK);
     }
-    mla_free(dir);
+    drop_dir(dir);
 }
 END_TEST
 
