@@ -46,8 +46,12 @@ START_TEST(mapping_shows_the_bytes_and_notices_changes)
     ck_ok(mla_file_map(&m, path, &err));
     ck_assert(m.size == 5 && !memcmp(m.data, "hello", 5));
     ck_ok(mla_file_unchanged(&m, &err));
-    put_file(dir, "a", "hello!", 6);
+    FILE *f = fopen(path, "ab"); /* grows in place */
+    ck_assert(f && fputc('!', f) == '!' && fclose(f) == 0);
     ck_refused(mla_file_unchanged(&m, &err), MLA_EIO, "5 bytes then, 6 now");
+    put_file(dir, "b", "hello", 5);
+    ck_assert_int_eq(rename(in_dir(dir, "b"), path), 0);
+    ck_refused(mla_file_unchanged(&m, &err), MLA_EIO, "replaced by another file");
     ck_assert_int_eq(unlink(path), 0);
     ck_refused(mla_file_unchanged(&m, &err), MLA_EIO, "cannot stat");
     mla_file_unmap(&m);
