@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "model/model_impl.h"
+#include "model/read.h"
 
 static bool llama(const mla_model *m) { return !strcmp(m->cfg.architecture, "llama"); }
 
@@ -44,8 +45,10 @@ mla_status mla_bind_gguf(mla_model *m, mla_err *err)
     if (st == MLA_OK) st = mla_claim(m, "rope_freqs.weight", err); /* read with the config */
     for (size_t i = 0; st == MLA_OK && i < mla_gguf_count(m->gguf); i++) {
         const mla_gguf_tensor *t = mla_gguf_at(m->gguf, i);
+        char shown[80];
         if (!mla_map_has(m->claimed, t->name))
-            st = mla_fail(err, MLA_EFORMAT, "%s: not expected in a %s model of %zu layers", t->name, m->cfg.architecture, m->cfg.layers);
+            st = mla_fail(err, MLA_EFORMAT, "%s: not expected in a %s model of %zu layers", mla_printable(t->name, shown, sizeof shown),
+                          m->cfg.architecture, m->cfg.layers);
     }
     mla_str_free(&name);
     return st;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "model/model_impl.h"
+#include "model/read.h"
 
 const char *mla_shard_of(const mla_model *m, const mla_tensor *t)
 {
@@ -104,11 +105,12 @@ static bool passed_through(const mla_model *m, const char *name)
 
 static mla_status refuse_surplus(mla_model *m, mla_err *err)
 {
-    char text[96];
+    char text[96], name[200];
     for (size_t i = 0; i < mla_ckpt_count(m->ckpt); i++) {
         const mla_tensor *t = mla_ckpt_at(m->ckpt, i);
         if (mla_map_has(m->claimed, t->name) || passed_through(m, t->name)) continue;
-        return mla_fail(err, MLA_EFORMAT, "%s: not expected in %s of %zu layers, found %s in %s", t->name, m->cfg.architecture, m->cfg.layers,
+        mla_printable(t->name, name, sizeof name);
+        return mla_fail(err, MLA_EFORMAT, "%s: not expected in %s of %zu layers, found %s in %s", name, m->cfg.architecture, m->cfg.layers,
                         mla_tensor_text(t, text, sizeof text), mla_ckpt_shard_of(m->ckpt, i));
     }
     return MLA_OK;

@@ -1,6 +1,7 @@
 /* GGUF metadata -> mla_config, for the architectures of arch.c that name a GGUF form. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -35,12 +36,24 @@ static size_t size_of(meta *m, const char *key, size_t lo, size_t hi, size_t def
     return lo;
 }
 
+/* The decimal of fewest digits that is this f32: metadata of 1e-5 reads as 1e-5, not as 9.99999974737875e-06. */
+static double shortest(double v)
+{
+    char buf[40];
+    if ((double)(float)v != v) return v;
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(buf, sizeof buf, "%.*g", digits, v);
+        if (strtof(buf, NULL) == (float)v) return strtod(buf, NULL);
+    }
+    return v;
+}
+
 static double f64_of(meta *m, const char *key, double lo, double hi, double def)
 {
     double v;
     const char *k = key_of(m, key);
     if (m->st != MLA_OK || !mla_gguf_kv_find(m->g, k)) return def;
-    if (mla_gguf_f64(m->g, k, &v) && v >= lo && v <= hi) return v;
+    if (mla_gguf_f64(m->g, k, &v) && v >= lo && v <= hi) return shortest(v);
     m->st = mla_fail(m->err, MLA_EFORMAT, "%s: expected a number from %g to %g", k, lo, hi);
     return def;
 }

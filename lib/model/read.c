@@ -11,7 +11,7 @@
 const char *mla_printable(const char *s, char *buf, size_t cap)
 {
     size_t n = 0;
-    for (; s[n] && n + 4 < cap && n < 80; n++) buf[n] = (unsigned char)s[n] < 0x20 || s[n] == 0x7f ? '?' : s[n];
+    for (; s[n] && n + 4 < cap; n++) buf[n] = (unsigned char)s[n] < 0x20 || s[n] == 0x7f ? '?' : s[n];
     if (s[n]) memcpy(buf + n, "...", 3), n += 3;
     buf[n] = 0;
     return buf;

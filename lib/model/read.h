@@ -36,6 +36,6 @@ bool mla_rd_f64s(mla_rd *r, const char *key, double *dst, size_t n, double lo, d
 void mla_rd_fail(mla_rd *r, mla_status st, const char *key, const char *fmt, ...) MLA_PRINTF(4, 5);
 /* A copy owned by the caller; NULL stays NULL; out of memory is recorded. */
 char *mla_rd_dup(mla_rd *r, const char *s);
-/* A string from a file, safe to print: control bytes become '?', at most 80 characters. Returns buf (>= 88 bytes). */
+/* A string from a file, safe to print: control bytes become '?', cut to fit with "...". Returns buf (>= 8 bytes). */
 const char *mla_printable(const char *s, char *buf, size_t cap);
 #endif

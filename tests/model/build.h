@@ -1,0 +1,53 @@
+/* Small models for the tests: named tensors with known values, written as safetensors folders or GGUF files. */
+#ifndef MLA_TESTS_MODEL_BUILD_H
+#define MLA_TESTS_MODEL_BUILD_H
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "io/gguf.h"
+#include "model/config.h"
+#include "tensor/dtype.h"
+
+typedef struct {
+    char name[160];
+    mla_dtype dtype;
+    size_t nd, shape[3], count;
+    float *v; /* (count): values that bf16 holds exactly */
+} bt;
+
+typedef struct {
+    bt *t;
+    size_t n;
+} bset;
+
+/* Adds a tensor of pseudo-random bf16 values that depend on its name only; zero dims end the shape. */
+bt *bset_add(bset *s, size_t a, size_t b, size_t c, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+bt *bset_find(const bset *s, const char *name); /* fails the test when absent */
+void bset_drop(bset *s, const char *name);
+void bset_free(bset *s);
+/* dir/file, every tensor in its dtype (integer dtypes: zeros). */
+void bset_write(const bset *s, const char *dir, const char *file);
+
+/* All tensors of a model of this config under Hugging Face names; prefix "model." or "model.language_model.". */
+void bset_model(bset *s, const mla_config *c, const char *prefix);
+void bset_mtp(bset *s, const mla_config *c);
+void bset_vision(bset *s);
+
+void put_text(const char *dir, const char *name, const char *text);
+void copy_fixture(const char *fixture, const char *dir, const char *name);
+const char *in_dir(const char *dir, const char *name); /* ring of 8 */
+
+/* A GGUF file under construction. */
+typedef struct {
+    unsigned char *kv;
+    size_t nkv, kvlen, kvcap;
+    bset t; /* shape in HF order; written reversed, as F32 */
+} gb;
+void gb_u32(gb *g, const char *key, unsigned v);
+void gb_f32(gb *g, const char *key, float v);
+void gb_str(gb *g, const char *key, const char *v);
+void gb_u32s(gb *g, const char *key, const unsigned *v, size_t n);
+void gb_copy_kv(gb *g, const mla_gguf *from, const char *prefix); /* entries whose key starts with prefix */
+void gb_write(const gb *g, const char *path);
+void gb_free(gb *g);
+#endif
