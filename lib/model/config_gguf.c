@@ -205,7 +205,7 @@ static void read_rope(meta *m, mla_config *c)
             /* there the key scales the magnitude that YaRN derives */
             r->attention_factor = f64_of(m, "rope.scaling.attn_factor", 1e-3, 1e3, 1) * mla_yarn_mscale(r->factor, 1);
         } else if (m->st == MLA_OK) {
-            m->st = mla_fail(m->err, MLA_EUNSUPPORTED, "%s: not supported (none, linear, yarn)", m->key);
+            m->st = mla_fail(m->err, MLA_EUNSUPPORTED, "%s: not supported (none, linear, yarn)", key_of(m, "rope.scaling.type"));
         }
     }
     if (m->st == MLA_OK) read_sections(m, r);

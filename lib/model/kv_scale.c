@@ -1,5 +1,6 @@
 /* Stored FP8 KV scales in every spelling that writers use (formats page, section 5), one spelling per model. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -37,6 +38,14 @@ static const mla_tensor *find(scan *s, size_t layer, const char *suffix)
     return mla_str_ok(&s->name) ? mla_ckpt_find(s->m->ckpt, mla_str_c(&s->name)) : NULL;
 }
 
+/* "layer 3", "MTP layer 0" */
+static const char *layer_text(size_t layer, char *buf, size_t cap)
+{
+    if (layer >= MLA_MTP(0)) snprintf(buf, cap, "MTP layer %zu", layer - MLA_MTP(0));
+    else snprintf(buf, cap, "layer %zu", layer);
+    return buf;
+}
+
 /* One element, [] or [1], F32, F16 or BF16, finite and above zero: engines disagree on anything else. */
 static mla_status read_scale(scan *s, const mla_tensor *t, float *out, mla_err *err)
 {
@@ -54,18 +63,20 @@ static mla_status read_scale(scan *s, const mla_tensor *t, float *out, mla_err *
 
 static mla_status read_layer(scan *s, const spelling *table, size_t n, size_t layer, mla_kv_scale *out, mla_err *err)
 {
+    char at[40];
+    layer_text(layer, at, sizeof at);
     for (size_t i = 0; i < n; i++) {
         const spelling *p = &table[i];
         const mla_tensor *k = find(s, layer, p->k), *v = p->v ? find(s, layer, p->v) : k;
         if (!k && !v) continue;
         if (s->found && s->found != p)
-            return mla_fail(err, MLA_EFORMAT, "layer %zu: KV scales in two spellings, self_attn.%s and self_attn.%s", layer, s->found->k, p->k);
+            return mla_fail(err, MLA_EFORMAT, "%s: KV scales in two spellings, self_attn.%s and self_attn.%s", at, s->found->k, p->k);
         if (!k || !v)
-            return mla_fail(err, MLA_EFORMAT, "layer %zu: self_attn.%s is stored, self_attn.%s is missing", layer, k ? p->k : p->v, k ? p->v : p->k);
+            return mla_fail(err, MLA_EFORMAT, "%s: self_attn.%s is stored, self_attn.%s is missing", at, k ? p->k : p->v, k ? p->v : p->k);
         s->found = p;
         mla_status st = read_scale(s, k, &out->k, err);
         if (st == MLA_OK) st = read_scale(s, v, &out->v, err);
-        if (st != MLA_OK) return mla_wrap(err, "layer %zu", layer);
+        if (st != MLA_OK) return mla_wrap(err, "%s", at);
         out->present = true;
     }
     return MLA_OK;
@@ -104,16 +115,19 @@ mla_status mla_bind_kv_scales(mla_model *m, mla_err *err)
 {
     scan s = {.m = m, .name = MLA_STR_MAX(512)};
     bool retro = m->cfg.mla.layout != MLA_LAYOUT_NONE;
+    const spelling *trunk = NULL;
     mla_status st = MLA_OK;
     for (size_t i = 0; st == MLA_OK && i < m->cfg.layers + m->cfg.mtp_layers; i++) {
         size_t layer = i < m->cfg.layers ? i : MLA_MTP(i - m->cfg.layers);
         if (i < m->cfg.layers && m->cfg.layer_kind[i] != MLA_LAYER_FULL) continue;
         bool head = i >= m->cfg.layers; /* the MTP head keeps plain keys and values in a retrofit, too */
+        if (head) s.found = NULL;
         st = retro && !head ? read_layer(&s, RETROFIT, COUNT(RETROFIT), layer, &m->scale[i], err)
                             : read_layer(&s, GQA, COUNT(GQA), layer, &m->scale[i], err);
         if (st == MLA_OK) st = claim_unused(&s, layer, retro && !head, err);
-        if (head) s.found = NULL;
+        if (!head) trunk = s.found;
     }
+    s.found = trunk;
     if (st == MLA_OK) st = complete(&s, retro, err);
     mla_str_free(&s.name);
     return st;

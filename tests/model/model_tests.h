@@ -4,11 +4,20 @@
 #include <check.h>
 
 #include "base/err.h"
-#include "model/config.h"
+#include "build.h"
+#include "model/model.h"
 
 Suite *model_config_suite(void);
 Suite *model_open_suite(void);
+Suite *model_gguf_suite(void);
+Suite *model_factors_suite(void);
+Suite *model_writer_suite(void);
 
 /* Reads tests/fixtures/configs/NAME. */
 mla_status read_config(mla_config *c, const char *name, mla_err *err);
+/* A GGUF file of this config as the converters write it, and the folder's tensors that it stands for. */
+void gguf_llama(gb *g, const mla_config *c, bset *folder);
+void gguf_qwen35(gb *g, const mla_config *c, bset *folder);
+/* Every kind of every layer of both models is equal. */
+void same_weights(const mla_model *a, const mla_model *b);
 #endif

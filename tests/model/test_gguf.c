@@ -1,0 +1,377 @@
+/* GGUF models: the same logical weights as the folder they were converted from, whatever order the file stores. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "build.h"
+#include "harness.h"
+#include "model/model.h"
+#include "model_tests.h"
+
+/* GGUF name of a tensor of the folder. */
+static void gguf_name(char *out, size_t cap, const char *hf)
+{
+    static const char *const MAP[][2] = {
+        {"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"}, {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
+        {"self_attn.q_norm", "attn_q_norm"}, {"self_attn.k_norm", "attn_k_norm"}, {"input_layernorm", "attn_norm"},
+        {"mlp.gate_proj", "ffn_gate"}, {"mlp.up_proj", "ffn_up"}, {"mlp.down_proj", "ffn_down"},
+        {"linear_attn.in_proj_qkv", "attn_qkv"}, {"linear_attn.in_proj_z", "attn_gate"}, {"linear_attn.in_proj_b", "ssm_beta"},
+        {"linear_attn.in_proj_a", "ssm_alpha"}, {"linear_attn.conv1d", "ssm_conv1d"}, {"linear_attn.A_log", "ssm_a"},
+        {"linear_attn.dt_bias", "ssm_dt.bias"}, {"linear_attn.norm", "ssm_norm"}, {"linear_attn.out_proj", "ssm_out"},
+    };
+    static const char *const ONCE[][2] = {
+        {"model.embed_tokens.weight", "token_embd.weight"}, {"model.norm.weight", "output_norm.weight"}, {"lm_head.weight", "output.weight"},
+        {"mtp.fc.weight", "blk.4.nextn.eh_proj.weight"}, {"mtp.pre_fc_norm_embedding.weight", "blk.4.nextn.enorm.weight"},
+        {"mtp.pre_fc_norm_hidden.weight", "blk.4.nextn.hnorm.weight"}, {"mtp.norm.weight", "blk.4.nextn.shared_head_norm.weight"},
+    };
+    for (size_t i = 0; i < sizeof ONCE / sizeof *ONCE; i++)
+        if (!strcmp(hf, ONCE[i][0])) {
+            snprintf(out, cap, "%s", ONCE[i][1]);
+            return;
+        }
+    unsigned layer = 4; /* mtp.layers.0 of a four-layer model */
+    int at = 0;
+    if (sscanf(hf, "model.layers.%u.%n", &layer, &at) != 1) at = (int)strlen("mtp.layers.0.");
+    for (size_t i = 0; i < sizeof MAP / sizeof *MAP; i++) {
+        size_t n = strlen(MAP[i][0]);
+        if (strncmp(hf + at, MAP[i][0], n) || (hf[(size_t)at + n] && hf[(size_t)at + n] != '.')) continue;
+        snprintf(out, cap, "blk.%u.%s%s", layer, MAP[i][1], hf + (size_t)at + n);
+        return;
+    }
+    ck_abort_msg("no GGUF name for %s", hf);
+}
+
+/* new[perm(i)] = old[i] over units of `unit` rows of `width` values, `base` rows left in front. */
+static void reorder(bt *t, size_t base, size_t count, size_t unit, size_t width, size_t (*perm)(size_t, const mla_config *), const mla_config *c)
+{
+    float *old = malloc(t->count * sizeof *old);
+    memcpy(old, t->v, t->count * sizeof *old);
+    for (size_t i = 0; i < count; i++)
+        memcpy(t->v + (base + perm(i, c) * unit) * width, old + (base + i * unit) * width, unit * width * sizeof *old);
+    free(old);
+}
+
+/* Head h, half s, index j -> head h, index j, half s: reshape (2, hd/2), swap. */
+static size_t rope_order(size_t i, const mla_config *c)
+{
+    size_t hd = c->head_dim, h = i / hd, s = i % hd / (hd / 2), j = i % (hd / 2);
+    return h * hd + 2 * j + s;
+}
+
+/* [nk][r] -> [r][nk] */
+static size_t tile(size_t i, const mla_config *c)
+{
+    size_t r = c->lin_v_heads / c->lin_k_heads;
+    return i % r * c->lin_k_heads + i / r;
+}
+
+static void tile_columns(bt *t, const mla_config *c)
+{
+    for (size_t row = 0; row < t->shape[0]; row++) {
+        bt one = {.count = t->shape[1], .v = t->v + row * t->shape[1]};
+        reorder(&one, 0, c->lin_v_heads, c->lin_v_dim, 1, tile, c);
+    }
+}
+
+static bool is(const bt *t, const char *what) { return strstr(t->name, what) != NULL; }
+
+/* One folder tensor as the converters store it. */
+static void convert(bt *t, const mla_config *c, bool llama)
+{
+    size_t key2 = 2 * c->lin_k_heads * c->lin_k_dim, width = t->nd == 1 ? 1 : t->count / t->shape[0];
+    if (llama && (is(t, "q_proj") || is(t, "k_proj"))) reorder(t, 0, t->shape[0], 1, width, rope_order, c);
+    if (c->norm_plus_one && is(t, "norm") && !is(t, "linear_attn.norm"))
+        for (size_t i = 0; i < t->count; i++) t->v[i] += 1;
+    if (is(t, "in_proj_qkv") || is(t, "conv1d")) reorder(t, key2, c->lin_v_heads, c->lin_v_dim, width, tile, c);
+    if (is(t, "in_proj_z")) reorder(t, 0, c->lin_v_heads, c->lin_v_dim, width, tile, c);
+    if (is(t, "in_proj_a") || is(t, "in_proj_b") || is(t, "A_log") || is(t, "dt_bias")) reorder(t, 0, c->lin_v_heads, 1, width, tile, c);
+    if (is(t, "out_proj")) tile_columns(t, c);
+    if (is(t, "A_log"))
+        for (size_t i = 0; i < t->count; i++) t->v[i] = (float)-exp((double)t->v[i]);
+    if (is(t, "conv1d")) t->nd = 2, t->shape[1] = t->shape[2];
+    char name[160];
+    if (is(t, "post_attention_layernorm")) {
+        unsigned layer = 4;
+        (void)sscanf(t->name, "model.layers.%u.", &layer);
+        snprintf(name, sizeof name, "blk.%u.%s.weight", layer, c->norm_plus_one ? "post_attention_norm" : "ffn_norm");
+    } else {
+        gguf_name(name, sizeof name, t->name);
+    }
+    strcpy(t->name, name);
+}
+
+static void common_keys(gb *g, const mla_config *c, const char *arch)
+{
+    char k[96];
+    const struct {
+        const char *key;
+        size_t v;
+    } U[] = {{"block_count", c->layers + c->mtp_layers}, {"context_length", c->max_pos}, {"embedding_length", c->hidden},
+             {"feed_forward_length", c->intermediate}, {"attention.head_count", c->heads}, {"attention.head_count_kv", c->kv_heads},
+             {"attention.key_length", c->head_dim}, {"attention.value_length", c->head_dim}, {"rope.dimension_count", c->rope.rot}};
+    gb_str(g, "general.architecture", arch);
+    for (size_t i = 0; i < sizeof U / sizeof *U; i++) {
+        snprintf(k, sizeof k, "%s.%s", arch, U[i].key);
+        gb_u32(g, k, (unsigned)U[i].v);
+    }
+    snprintf(k, sizeof k, "%s.attention.layer_norm_rms_epsilon", arch);
+    gb_f32(g, k, (float)c->rms_eps);
+    snprintf(k, sizeof k, "%s.rope.freq_base", arch);
+    gb_f32(g, k, (float)c->rope.theta);
+}
+
+void gguf_llama(gb *g, const mla_config *c, bset *folder)
+{
+    bset_model(folder, c, "model.");
+    bset_model(&g->t, c, "model.");
+    common_keys(g, c, "llama");
+    gb_u32(g, "tokenizer.ggml.bos_token_id", 1);
+    gb_u32(g, "tokenizer.ggml.eos_token_id", 2);
+    for (size_t i = 0; i < g->t.n; i++) convert(&g->t.t[i], c, true);
+}
+
+void gguf_qwen35(gb *g, const mla_config *c, bset *folder)
+{
+    bset_model(folder, c, "model.");
+    bset_mtp(folder, c);
+    bset_model(&g->t, c, "model.");
+    bset_mtp(&g->t, c);
+    common_keys(g, c, "qwen35");
+    gb_u32(g, "qwen35.ssm.conv_kernel", (unsigned)c->lin_conv);
+    gb_u32(g, "qwen35.ssm.state_size", (unsigned)c->lin_k_dim);
+    gb_u32(g, "qwen35.ssm.group_count", (unsigned)c->lin_k_heads);
+    gb_u32(g, "qwen35.ssm.time_step_rank", (unsigned)c->lin_v_heads);
+    gb_u32(g, "qwen35.ssm.inner_size", (unsigned)(c->lin_v_heads * c->lin_v_dim));
+    gb_u32(g, "qwen35.full_attention_interval", 4);
+    gb_u32(g, "qwen35.nextn_predict_layers", 1);
+    gb_u32s(g, "qwen35.rope.dimension_sections", (unsigned[]){2, 1, 1, 0}, 4);
+    for (size_t i = 0; i < g->t.n; i++) convert(&g->t.t[i], c, false);
+}
+
+/* Every kind of every layer: equal to the folder, bit for bit (A_log within f32 rounding of exp and log). */
+void same_weights(const mla_model *a, const mla_model *b)
+{
+    mla_err err = {0};
+    const mla_config *c = mla_model_config(a);
+    size_t compared = 0;
+    for (size_t pos = 0; pos < c->layers + c->mtp_layers; pos++) {
+        size_t layer = pos < c->layers ? pos : MLA_MTP(pos - c->layers);
+        for (int k = 0; k < MLA_W_N; k++) {
+            mla_mat wa, wb;
+            ck_assert_msg(mla_model_has(a, (mla_wkind)k, layer) == mla_model_has(b, (mla_wkind)k, layer), "kind %d layer %zu", k, layer);
+            if (!mla_model_has(a, (mla_wkind)k, layer)) continue;
+            ck_ok(mla_model_mat(a, (mla_wkind)k, layer, &wa, &err));
+            ck_ok(mla_model_mat(b, (mla_wkind)k, layer, &wb, &err));
+            ck_assert(wa.out == wb.out && wa.in == wb.in);
+            float *xa = malloc(wa.out * wa.in * sizeof *xa), *xb = malloc(wa.out * wa.in * sizeof *xb);
+            ck_ok(mla_mat_rows(&wa, 0, wa.out, xa, &err));
+            ck_ok(mla_mat_rows(&wb, 0, wb.out, xb, &err));
+            for (size_t i = 0; i < wa.out * wa.in; i++)
+                ck_assert_msg(fabsf(xa[i] - xb[i]) <= (k == MLA_W_GDN_A_LOG ? 1e-6f : 0), "kind %d layer %zu value %zu: %g, %g", k, layer, i,
+                              (double)xa[i], (double)xb[i]);
+            free(xa);
+            free(xb);
+            compared++;
+        }
+    }
+    ck_assert_uint_ge(compared, 20);
+}
+
+static void write_folder(const char *dir, const char *fixture, const bset *s)
+{
+    char name[96];
+    snprintf(name, sizeof name, "configs/%s", fixture);
+    copy_fixture(name, dir, "config.json");
+    bset_write(s, dir, "model.safetensors");
+}
+
+START_TEST(llama_rows_return_to_order)
+{
+    mla_err err = {0};
+    mla_config c;
+    mla_model *hf, *gg;
+    gb g = {0};
+    bset folder = {0};
+    char *dir = mla_test_tmpdir();
+    ck_ok(read_config(&c, "llama_v5.json", &err));
+    gguf_llama(&g, &c, &folder);
+    gb_str(&g, "llama.rope.scaling.type", "linear");
+    gb_f32(&g, "llama.rope.scaling.factor", 2);
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    write_folder(dir, "llama_v5.json", &folder);
+    ck_ok(mla_model_open(&hf, dir, &err));
+    ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
+    same_weights(hf, gg);
+    const mla_config *k = mla_model_config(gg);
+    ck_assert(k->heads == 4 && k->kv_heads == 4 && k->hidden == 64 && k->q_bias && k->o_bias && k->mlp_bias && !k->tied && k->bos == 1);
+    ck_assert(k->rms_eps == 1e-6 && k->rope.kind == MLA_ROPE_LINEAR && k->rope.inv_freq[0] == 0.5 && k->n_eos == 1 && k->eos[0] == 2);
+    mla_str n = MLA_STR_MAX(200);
+    ck_ok(mla_model_name(gg, MLA_W_K, 1, &n, &err));
+    ck_assert_str_eq(mla_str_c(&n), "blk.1.attn_k.weight");
+    mla_str_free(&n);
+    /* negative control: the stored order differs from the logical one */
+    const bt *q = bset_find(&folder, "model.layers.0.self_attn.q_proj.weight"), *s = bset_find(&g.t, "blk.0.attn_q.weight");
+    ck_assert(memcmp(q->v + 64, s->v + 64, 64 * sizeof *q->v) != 0);
+    ck_assert(memcmp(q->v + 64, s->v + 128, 64 * sizeof *q->v) == 0); /* row 1 of a head stands at 2 */
+    mla_model_close(hf);
+    mla_model_close(gg);
+    gb_free(&g);
+    bset_free(&folder);
+    mla_config_free(&c);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
+START_TEST(qwen35_heads_return_to_order)
+{
+    mla_err err = {0};
+    mla_config c;
+    mla_model *hf, *gg;
+    gb g = {0};
+    bset folder = {0};
+    char *dir = mla_test_tmpdir();
+    ck_ok(read_config(&c, "qwen3_5_text.json", &err));
+    gguf_qwen35(&g, &c, &folder);
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    write_folder(dir, "qwen3_5_text.json", &folder);
+    ck_ok(mla_model_open(&hf, dir, &err));
+    ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
+    const mla_config *k = mla_model_config(gg);
+    ck_assert(k->layers == 4 && k->mtp_layers == 1 && k->tied && k->attn_gate && k->qk_norm && k->rope.rot == 8);
+    ck_assert(k->layer_kind[3] == MLA_LAYER_FULL && k->layer_kind[2] == MLA_LAYER_LINEAR && k->lin_v_heads == 4 && k->lin_v_dim == 16);
+    ck_assert(k->rope.mrope_section[0] == 2 && k->rope.mrope_section[2] == 1 && k->rope.mrope_interleaved);
+    same_weights(hf, gg);
+    mla_model_close(hf);
+    mla_model_close(gg);
+    bt *a = bset_find(&g.t, "blk.0.ssm_a"); /* a decay that is none */
+    a->v[1] = 0.5f;
+    gb_write(&g, in_dir(dir, "bad.gguf"));
+    ck_ok(mla_model_open(&gg, in_dir(dir, "bad.gguf"), &err));
+    float *v;
+    ck_refused(mla_model_vec(gg, MLA_W_GDN_A_LOG, 0, 4, &v, &err), MLA_EFORMAT, "blk.0.ssm_a: entry 2: expected -exp(A_log) < 0, found 0.5");
+    mla_model_close(gg);
+    gb_free(&g);
+    bset_free(&folder);
+    mla_config_free(&c);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
+/* The divisors of llama3 scaling, as a converter derives them from factor 8, low 1, high 4, context 8192. */
+static void llama3_divisors(float *d, size_t rot, double theta)
+{
+    for (size_t i = 0; i < rot / 2; i++) {
+        double freq = pow(theta, -2.0 * (double)i / (double)rot), wave = 6.283185307179586 / freq;
+        if (wave < 8192.0 / 4) d[i] = 1;
+        else if (wave > 8192.0) d[i] = 8;
+        else {
+            double smooth = (8192.0 / wave - 1) / (4 - 1);
+            d[i] = (float)(1 / ((1 - smooth) / 8 + smooth));
+        }
+    }
+}
+
+START_TEST(rope_freqs_are_llama3_scaling)
+{
+    mla_err err = {0};
+    mla_config c;
+    mla_model *gg;
+    gb g = {0};
+    bset folder = {0};
+    char *dir = mla_test_tmpdir();
+    ck_ok(read_config(&c, "llama_v5.json", &err));
+    c.rope.theta = 500000;
+    gguf_llama(&g, &c, &folder);
+    bt *f = bset_add(&g.t, c.rope.rot / 2, 0, 0, "rope_freqs.weight");
+    llama3_divisors(f->v, c.rope.rot, 500000);
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
+    const mla_config *k = mla_model_config(gg);
+    ck_assert(k->rope.kind == MLA_ROPE_LLAMA3 && k->rope.factor == 8 && k->rope.original_max == 8192 && !k->rope.custom);
+    double got[64];
+    mla_rope_inv_freq(k, 1, got);
+    for (size_t i = 0; i < c.rope.rot / 2; i++) ck_assert(fabs(got[i] * f->v[i] - pow(500000, -2.0 * (double)i / (double)c.rope.rot)) <= 1e-12);
+    mla_model_close(gg);
+    f->v[1] = 3; /* divisors of no known kind: used as they are, but config.json has no word for them */
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
+    ck_assert(mla_model_config(gg)->rope.custom);
+    mla_model_close(gg);
+    f->v[1] = NAN;
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    ck_refused(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err), MLA_EFORMAT, "rope_freqs.weight: value 1 is nan");
+    gb_free(&g);
+    bset_free(&folder);
+    mla_config_free(&c);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
+typedef void (*spoil)(gb *g);
+static void s_missing(gb *g) { bset_drop(&g->t, "blk.1.ffn_up.weight"); }
+static void s_surplus(gb *g) { bset_add(&g->t, 4, 4, 0, "blk.1.attn_sinks.weight"); }
+static void s_shape(gb *g) { bset_drop(&g->t, "blk.0.attn_k.weight"), bset_add(&g->t, 60, 64, 0, "blk.0.attn_k.weight"); }
+static void s_embed(gb *g) { bset_drop(&g->t, "token_embd.weight"); }
+static void s_split(gb *g) { gb_u32(g, "split.count", 2); }
+static void s_moe(gb *g) { gb_u32(g, "llama.expert_count", 8); }
+static void s_scaling(gb *g) { gb_str(g, "llama.rope.scaling.type", "longrope"); }
+
+START_TEST(gguf_defects_are_named)
+{
+    static const struct {
+        spoil fn;
+        mla_status st;
+        const char *says;
+    } D[] = {
+        {s_missing, MLA_EFORMAT, "blk.1.ffn_up.weight: missing"},
+        {s_surplus, MLA_EFORMAT, "blk.1.attn_sinks.weight: not expected in a llama model of 2 layers"},
+        {s_shape, MLA_EFORMAT, "blk.0.attn_k.weight: expected [64, 64], found GGUF F32 [60, 64]"},
+        {s_embed, MLA_EFORMAT, "token_embd.weight: missing"},
+        {s_split, MLA_EUNSUPPORTED, "split.count: a GGUF model in 2 parts is not supported"},
+        {s_moe, MLA_EUNSUPPORTED, "llama: mixture-of-experts layers (8 experts) are not supported yet"},
+        {s_scaling, MLA_EUNSUPPORTED, "llama.rope.scaling.type: not supported (none, linear, yarn)"},
+    };
+    mla_err err = {0};
+    char *dir = mla_test_tmpdir();
+    for (size_t i = 0; i < sizeof D / sizeof *D; i++) {
+        mla_config c;
+        mla_model *m;
+        gb g = {0};
+        bset folder = {0};
+        ck_ok(read_config(&c, "llama_v5.json", &err));
+        gguf_llama(&g, &c, &folder);
+        D[i].fn(&g);
+        gb_write(&g, in_dir(dir, "m.gguf"));
+        ck_refused(mla_model_open(&m, in_dir(dir, "m.gguf"), &err), D[i].st, D[i].says);
+        gb_free(&g);
+        bset_free(&folder);
+        mla_config_free(&c);
+    }
+    mla_model *m;
+    gb g = {0};
+    gb_str(&g, "general.architecture", "gemma3");
+    gb_write(&g, in_dir(dir, "m.gguf"));
+    ck_refused(mla_model_open(&m, in_dir(dir, "m.gguf"), &err), MLA_EUNSUPPORTED, "architecture gemma3 is not supported");
+    gb_free(&g);
+    ck_refused(mla_model_open(&m, mla_fixture("golden-gguf/tiny.gguf"), &err), MLA_EFORMAT, "token_embd.weight: missing");
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
+Suite *model_gguf_suite(void)
+{
+    Suite *s = suite_create("gguf");
+    TCase *t = tcase_create("gguf");
+    tcase_add_test(t, llama_rows_return_to_order);
+    tcase_add_test(t, qwen35_heads_return_to_order);
+    tcase_add_test(t, rope_freqs_are_llama3_scaling);
+    tcase_add_test(t, gguf_defects_are_named);
+    suite_add_tcase(s, t);
+    return s;
+}
