@@ -46,6 +46,18 @@ static mla_status set_arch(mla_json *doc, const char *arch, mla_err *err)
     return list && mla_jv_add_str(list, arch) ? MLA_OK : no_memory(err);
 }
 
+/* The base's KV scales are of its keys and values: a retrofit that still declared them would announce scales it lacks. */
+static void drop_kv_scheme(mla_json *doc, const mla_config *c)
+{
+    mla_jv *at[] = {mla_json_root(doc), mla_writer_text_config(doc)};
+    for (size_t i = 0; c->kv_scheme && i < 2; i++) {
+        mla_jv *q = mla_jv_get(at[i], "quantization_config");
+        mla_jv_remove(q, "kv_cache_scheme");
+        mla_jv_remove(q, "kv_cache_quant_algo");
+        if (!c->weights_quantized) mla_jv_remove(at[i], "quantization_config");
+    }
+}
+
 static mla_status retrofit(mla_json *doc, const mla_model *base, const mla_retrofit_config *r, mla_err *err)
 {
     const mla_config *c = mla_model_config(base);
@@ -60,6 +72,7 @@ static mla_status retrofit(mla_json *doc, const mla_model *base, const mla_retro
     char *name = mla_arch_retrofit_name(arch);
     st = name ? set_arch(doc, name, err) : mla_fail(err, MLA_EUNSUPPORTED, "architecture %s has no retrofit", arch);
     mla_free(name);
+    drop_kv_scheme(doc, c);
     return st == MLA_OK ? set_block(mla_writer_text_config(doc), c, r, err) : st;
 }
 

@@ -127,8 +127,6 @@ void gguf_llama(gb *g, const mla_config *c, bset *folder)
     bset_model(folder, c, "model.");
     bset_model(&g->t, c, "model.");
     common_keys(g, c, "llama");
-    gb_u32(g, "tokenizer.ggml.bos_token_id", 1);
-    gb_u32(g, "tokenizer.ggml.eos_token_id", 2);
     for (size_t i = 0; i < g->t.n; i++) convert(&g->t.t[i], c, true);
 }
 
@@ -197,6 +195,8 @@ START_TEST(llama_rows_return_to_order)
     char *dir = mla_test_tmpdir();
     ck_ok(read_config(&c, "llama_v5.json", &err));
     gguf_llama(&g, &c, &folder);
+    gb_u32(&g, "tokenizer.ggml.bos_token_id", 1);
+    gb_u32(&g, "tokenizer.ggml.eos_token_id", 2);
     gb_str(&g, "llama.rope.scaling.type", "linear");
     gb_f32(&g, "llama.rope.scaling.factor", 2);
     gb_write(&g, in_dir(dir, "m.gguf"));
