@@ -95,6 +95,8 @@ static bool try_gguf(const char *path)
         double d;
         check_inside(kv->data, kv->nbytes, mla_gguf_file(g));
         for (; mla_gguf_str_next(kv, &pos, &s, &n); k++) check_inside(s, n, mla_gguf_file(g));
+        if (kv->type == MLA_GV_ARRAY && kv->item != MLA_GV_STRING && (kv->n > kv->nbytes || (kv->n && kv->nbytes % kv->n)))
+            broken("an array of more items than bytes");
         if (kv->type == MLA_GV_ARRAY && kv->item == MLA_GV_STRING && k != kv->n) broken("a string array of another length");
         (void)mla_gguf_u64(g, kv->key, &u);
         (void)mla_gguf_f64(g, kv->key, &d);
@@ -133,7 +135,9 @@ static bool try_folder(const char *dir)
         check_line(st, &err);
         return false;
     }
-    if (mla_ckpt_count(c) != 4 || mla_ckpt_shard_count(c) != 2) broken("an index that maps other tensors than there are");
+    /* two files of two tensors: each is whole, or not named at all and then a stray */
+    if (mla_ckpt_count(c) != 2 * mla_ckpt_shard_count(c) || mla_ckpt_shard_count(c) + mla_ckpt_stray_count(c) != 2)
+        broken("an index that maps other tensors than there are");
     mla_ckpt_close(c);
     return true;
 }
