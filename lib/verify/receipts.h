@@ -1,0 +1,37 @@
+/* Receipts: is a finished checkpoint folder, byte for byte, what its receipt says, and does its configuration agree with
+ * its tensors? Every difference is one finding that names the file or tensor; docs/reports.md lists the checks. */
+#ifndef MLA_VERIFY_RECEIPTS_H
+#define MLA_VERIFY_RECEIPTS_H
+#include "base/err.h"
+#include "base/log.h"
+#include "base/par.h"
+#include "io/json.h"
+#include "io/receipt.h"
+#include "verify/stats.h"
+
+#define MLA_RECEIPTS_SCHEMA "mla-receipts/1"
+
+typedef struct {
+    const char *base; /* NULL, or the base folder: compared with what the receipt says it was */
+    mla_pool *pool;
+    mla_log *log;
+} mla_receipts_opts;
+
+/* Checks dir and fills doc (begun by the caller with schema and tool). *verdict is MLA_PASS without findings.
+ * A folder without a receipt, or one that cannot be read at all, is an error, not a finding. */
+MLA_CHECKED mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_opts *o, mla_verdict *verdict, mla_err *err);
+void mla_receipts_text(mla_str *out, const mla_jv *doc);
+
+/* One line of text, as a finding of check `gate` ("files", "config", "scales", "base"). */
+typedef struct {
+    mla_findings f[4];
+} mla_receipts_findings;
+enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_BASE };
+/* Config claims against tensors: opens the model, reads every factor, every KV scale; used beside a parsed receipt
+ * (root; NULL when it could not be read). */
+void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_manifest *found, const mla_jv *root);
+
+/* The digest that a receipt carries of itself: SHA-256 of its text with the 64 digits of "receipt_sha256" as zeros.
+ * True when the key is absent or right; *present tells which. */
+bool mla_receipt_self_ok(const char *text, size_t n, bool *present);
+#endif

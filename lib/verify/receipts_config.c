@@ -1,0 +1,115 @@
+/* Receipts: what config.json claims against what the tensors are. */
+#include <math.h>
+#include <string.h>
+
+#include "io/sha256.h"
+#include "model/model.h"
+#include "tensor/compare.h"
+#include "verify/kv_names.h"
+#include "verify/receipts.h"
+
+static const mla_receipt_file *find_file(const mla_manifest *m, const char *name)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (!strcmp(m->file[i].name, name)) return &m->file[i];
+    return NULL;
+}
+
+/* config.json names the factor file and its digest. */
+static void check_factor_file(mla_findings *f, const mla_config *c, const mla_manifest *found)
+{
+    const mla_receipt_file *file = find_file(found, c->mla.factors_file);
+    char want[65], got[65];
+    if (!file) {
+        if (found->n) mla_findings_add(f, "config.json: mla.factors_file \"%s\": no such file", c->mla.factors_file);
+        return;
+    }
+    mla_hex(c->mla.factors_sha256, 32, want);
+    mla_hex(file->sha256, 32, got);
+    if (memcmp(c->mla.factors_sha256, file->sha256, 32))
+        mla_findings_add(f, "config.json: mla.factors_sha256: expected %s (of %s), found %s", got, c->mla.factors_file, want);
+}
+
+/* Shapes and types were checked when they were bound; their values and ranks are here. */
+static void check_factors(mla_findings *f, const mla_model *m)
+{
+    const mla_config *c = mla_model_config(m);
+    for (size_t l = 0; l < c->layers; l++) {
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        mla_factors x = {0};
+        mla_err why = {0};
+        if (mla_model_factors(m, l, &x, &why) != MLA_OK) {
+            mla_findings_add(f, "layer %zu: %s", l, why.msg);
+            continue;
+        }
+        if (x.layout != c->mla.layout || x.groups != c->mla.groups || x.groups * x.r != c->mla.rank[l])
+            mla_findings_add(f, "layer %zu: config.json claims rank %zu in %zu groups, the factors have %zu in %zu", l, c->mla.rank[l], c->mla.groups,
+                             x.groups * x.r, x.groups);
+        size_t ed = x.groups * x.r * x.n;
+        size_t bad = mla_count_nonfinite(x.E, ed, NULL) + mla_count_nonfinite(x.D, ed, NULL) + mla_count_nonfinite(x.mu, x.groups * x.n, NULL);
+        if (bad) mla_findings_add(f, "layer %zu: %zu factor values are not finite", l, bad);
+        mla_factors_free(&x);
+    }
+}
+
+/* The receipt's table of layers against the configuration. */
+static void check_layers(mla_findings *f, const mla_config *c, const mla_jv *root)
+{
+    const mla_jv *list = mla_jv_get(root, "layers");
+    size_t n = 0;
+    for (const mla_jv *v = mla_jv_first(list); v; v = mla_jv_next(v), n++) {
+        size_t layer, rank;
+        if (!mla_jv_size(mla_jv_get(v, "layer"), &layer) || !mla_jv_size(mla_jv_get(v, "rank"), &rank) || layer >= c->layers) {
+            mla_findings_add(f, "%s: layers[%zu]: expected layer and rank of this model", MLA_RECEIPT_NAME, n);
+        } else if (rank != c->mla.rank[layer]) {
+            mla_findings_add(f, "layer %zu: the receipt says rank %zu, config.json %zu", layer, rank, c->mla.rank[layer]);
+        }
+    }
+    if (list && n != mla_config_full_layers(c))
+        mla_findings_add(f, "%s: layers: expected %zu (full-attention layers), found %zu", MLA_RECEIPT_NAME, mla_config_full_layers(c), n);
+}
+
+static void check_scales(mla_findings *f, const mla_model *m)
+{
+    const mla_config *c = mla_model_config(m);
+    const mla_ckpt *ck = mla_model_ckpt(m);
+    size_t with = 0, full = mla_config_full_layers(c), layer;
+    for (size_t i = 0; ck && i < mla_ckpt_count(ck); i++) {
+        const mla_tensor *t = mla_ckpt_at(ck, i);
+        if (mla_kv_spelling_of(t->name, &layer) && strcmp(mla_kv_scale_state(t), "ok"))
+            mla_findings_add(f, "%s: a KV scale must be finite and above zero, this one is %s", t->name, mla_kv_scale_state(t));
+    }
+    for (size_t l = 0; l < c->layers; l++) {
+        mla_kv_scale s = {0};
+        mla_err why = {0};
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        if (mla_model_kv_scale(m, l, &s, &why) != MLA_OK) {
+            mla_findings_add(f, "layer %zu: %s", l, why.msg);
+            continue;
+        }
+        with += s.present;
+        if (!s.present && c->kv_scheme) mla_findings_add(f, "layer %zu: config.json declares an FP8 KV cache, but this layer has no scale", l);
+    }
+    if (with && with < full && !c->kv_scheme) mla_findings_add(f, "%zu of %zu full-attention layers have KV scales: expected all or none", with, full);
+}
+
+void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_manifest *found, const mla_jv *root)
+{
+    mla_model *m = NULL;
+    mla_err why = {0};
+    mla_findings *f = &r->f[MLA_RF_CONFIG];
+    if (mla_model_open(&m, dir, &why) != MLA_OK) {
+        mla_findings_add(f, "%s", why.msg);
+        return;
+    }
+    const mla_config *c = mla_model_config(m);
+    if (c->mla.layout != MLA_LAYOUT_NONE) {
+        check_factor_file(f, c, found);
+        check_factors(f, m);
+        if (root) check_layers(f, c, root);
+    } else if (root && mla_jv_get(root, "layers")) {
+        mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");
+    }
+    check_scales(&r->f[MLA_RF_SCALES], m);
+    mla_model_close(m);
+}
