@@ -1,0 +1,195 @@
+/* Retrofit layouts with exact and damaged factors, absorbed and expanded; short cache formats and their scales. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "suites.h"
+#include "tensor/compare.h"
+
+enum { N = 72 };
+
+static void set_all(const world *w, mla_rt *rt, mla_layout layout, size_t groups, size_t rank)
+{
+    mla_err err = {0};
+    mla_factors f;
+    size_t n;
+    ck_ok(mla_factors_dims(w->c, layout, groups, &n, &err));
+    ck_ok(mla_factors_new(&f, layout, groups, n, rank ? rank : n, &err));
+    mla_factors_identity(&f);
+    for (size_t l = 0; l < w->c->layers; l++)
+        if (w->c->layer_kind[l] == MLA_LAYER_FULL) ck_ok(mla_rt_set_factors(rt, l, &f, &err));
+    mla_factors_free(&f);
+}
+
+/* Full rank equals the base: prefill, decode and both forms of each. */
+static void check_exact(mla_layout layout, size_t groups)
+{
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    mla_rt *base = world_rt(&w, (mla_rt_opts){0});
+    float *want = run_chunks(base, ids, N, 0, 0, 0);
+    size_t bytes = mla_rt_kv_bytes_per_token(base);
+    mla_rt_close(base);
+    for (int form = 0; form < 4; form += groups == 1 && layout == MLA_LAYOUT_N ? 1 : 3) {
+        mla_rt *rt = world_rt(&w, (mla_rt_opts){.absorb_prefill = form & 1, .expand_decode = form >> 1, .page_tokens = 16});
+        set_all(&w, rt, layout, groups, 0);
+        ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes); /* lossless keeps what the base caches */
+        for (size_t chunk = 0; chunk < 3; chunk++) {
+            float *got = run_chunks(rt, ids, N, 0, chunk == 2 ? 45 : chunk, 0);
+            mla_cmp c = mla_compare(got, want, N * V);
+            double kld = mean_kld(want, got, N, V), tol = path_bound(w.c, (double)w.c->layers, N) * c.max_want;
+            if (getenv("MLA_TEST_FIGURES"))
+                printf("layout %d groups %zu form %d chunk %zu: max error %.3g of %.3g allowed, KLD %.3g\n", (int)layout, groups, form,
+                       chunk, c.max_abs, tol, kld);
+            ck_assert_msg(mla_cmp_ok(c, tol), "groups %zu form %d chunk %zu: error %g, allowed %g", groups, form, chunk, c.max_abs, tol);
+            ck_assert_msg(kld <= 1e-6, "groups %zu form %d: KLD %g", groups, form, kld);
+            mla_free(got);
+        }
+        mla_rt_close(rt);
+    }
+    mla_free(want);
+    mla_free(ids);
+    world_close(&w);
+}
+
+START_TEST(exact_mla) { check_exact(MLA_LAYOUT_N, 1); }
+END_TEST
+START_TEST(exact_gla2) { check_exact(MLA_LAYOUT_N, 2); }
+END_TEST
+START_TEST(exact_gla4) { check_exact(MLA_LAYOUT_N, 4); }
+END_TEST
+START_TEST(exact_rebuild) { check_exact(MLA_LAYOUT_REBUILD, 1); }
+END_TEST
+
+/* A rank that drops features must be seen, and removing the factors gives the base back. */
+START_TEST(truncation_and_removal)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){0});
+    float *want = run_chunks(rt, ids, N, 0, 0, 0);
+    double before = 0;
+    for (size_t rank = 220; rank >= 140; rank -= 40) {
+        set_all(&w, rt, MLA_LAYOUT_N, 1, rank);
+        float *got = run_chunks(rt, ids, N, 0, 0, 0);
+        double kld = mean_kld(want, got, N, V);
+        ck_assert_msg(kld > before && kld > 1e-4, "rank %zu: KLD %g after %g", rank, kld, before);
+        before = kld;
+        mla_free(got);
+    }
+    for (size_t l = 0; l < w.c->layers; l++)
+        if (w.c->layer_kind[l] == MLA_LAYER_FULL) ck_ok(mla_rt_set_factors(rt, l, NULL, &err));
+    float *got = run_chunks(rt, ids, N, 0, 0, 0);
+    ck_assert(!memcmp(got, want, N * V * 4));
+    mla_free(got), mla_free(want), mla_free(ids);
+    mla_rt_close(rt);
+    world_close(&w);
+}
+END_TEST
+
+static void set_scales(const world *w, mla_rt *rt, float k, float v)
+{
+    mla_err err = {0};
+    for (size_t l = 0; l < w->c->layers; l++)
+        if (w->c->layer_kind[l] == MLA_LAYER_FULL) ck_ok(mla_rt_set_kv_scale(rt, l, (mla_kv_scale){true, k, v}, &err));
+}
+
+/* A bf16 cache is near f32, FP8 farther, FP8 with an absurd scale (saturating) far: all finite. */
+START_TEST(short_caches)
+{
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){0});
+    float *want = run_chunks(rt, ids, N, 0, 0, 0);
+    size_t bytes = mla_rt_kv_bytes_per_token(rt);
+    mla_rt_close(rt);
+    for (int latent = 0; latent < 2; latent++) {
+        double kld[3];
+        for (int kind = 0; kind < 3; kind++) {
+            rt = world_rt(&w, (mla_rt_opts){.kv_dtype = kind ? MLA_F8_E4M3 : MLA_BF16});
+            if (latent) set_all(&w, rt, MLA_LAYOUT_N, 1, 0);
+            if (kind) set_scales(&w, rt, kind == 1 ? 0.0625f : 0.0005f, kind == 1 ? 0.0625f : 0.0005f);
+            ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes / (kind ? 4 : 2));
+            float *got = run_chunks(rt, ids, N, 0, 50, 0);
+            kld[kind] = mean_kld(want, got, N, V);
+            mla_free(got);
+            mla_rt_close(rt);
+        }
+        if (getenv("MLA_TEST_FIGURES")) printf("%s cache KLD: bf16 %.3g, fp8 %.3g, saturated %.3g\n", latent ? "latent" : "GQA", kld[0], kld[1], kld[2]);
+        ck_assert(kld[0] > 0 && kld[0] < 1e-4 && kld[1] > kld[0] && kld[1] < 0.01 && kld[2] > 10 * kld[1]);
+    }
+    mla_free(want), mla_free(ids);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(fp8_needs_scales)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){.kv_dtype = MLA_F8_E4M3, .mtp = true});
+    mla_seq *s;
+    ck_refused(mla_seq_new(&s, rt, 8, &err), MLA_EINVAL, "layer 1:");
+    set_scales(&w, rt, 1, 1);
+    ck_refused(mla_seq_new(&s, rt, 8, &err), MLA_EINVAL, "MTP layer 0:");
+    ck_ok(mla_rt_set_kv_scale(rt, MLA_MTP(0), (mla_kv_scale){true, 1, 1}, &err));
+    ck_ok(mla_seq_new(&s, rt, 8, &err));
+    mla_seq_free(s);
+    ck_refused(mla_rt_set_kv_scale(rt, 1, (mla_kv_scale){true, 0, 1}, &err), MLA_EINVAL, "finite and positive");
+    ck_refused(mla_rt_set_kv_scale(rt, 1, (mla_kv_scale){true, 1, NAN}, &err), MLA_EINVAL, "finite and positive");
+    ck_refused(mla_rt_set_kv_scale(rt, 0, (mla_kv_scale){true, 1, 1}, &err), MLA_EINVAL, "caches nothing");
+    ck_refused(mla_rt_set_kv_scale(rt, 8, (mla_kv_scale){true, 1, 1}, &err), MLA_EINVAL, "layer 8");
+    mla_rt_close(rt);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(refused_factors)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){0});
+    mla_factors f;
+    mla_seq *s;
+    ck_ok(mla_factors_new(&f, MLA_LAYOUT_N, 1, 224, 224, &err));
+    mla_factors_identity(&f);
+    ck_refused(mla_rt_set_factors(rt, 0, &f, &err), MLA_EINVAL, "layer 0");
+    ck_refused(mla_rt_set_factors(rt, 9, &f, &err), MLA_EINVAL, "layer 9");
+    f.D[5] = NAN;
+    ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "factor D: element 5");
+    f.D[5] = 0;
+    f.n = 223;
+    ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "features");
+    f.n = 224;
+    ck_ok(mla_seq_new(&s, rt, 4, &err));
+    ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "open");
+    mla_seq_free(s);
+    ck_ok(mla_rt_set_factors(rt, 1, &f, &err));
+    mla_factors_free(&f);
+    mla_rt_close(rt);
+    world_close(&w);
+}
+END_TEST
+
+Suite *latent_suite(void)
+{
+    Suite *s = suite_create("latent");
+    TCase *t = tcase_create("latent");
+    tcase_set_timeout(t, 600);
+    tcase_add_test(t, exact_mla);
+    tcase_add_test(t, exact_gla2);
+    tcase_add_test(t, exact_gla4);
+    tcase_add_test(t, exact_rebuild);
+    tcase_add_test(t, truncation_and_removal);
+    tcase_add_test(t, short_caches);
+    tcase_add_test(t, fp8_needs_scales);
+    tcase_add_test(t, refused_factors);
+    suite_add_tcase(s, t);
+    return s;
+}
