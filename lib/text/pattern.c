@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "io/msg.h"
+
 typedef struct {
     const char *s;
     size_t n, i;
@@ -16,9 +18,10 @@ static char at(const walk *w, size_t i) { return i < w->n ? w->s[i] : 0; }
 
 static mla_status refuse(const walk *w, size_t at_byte, const char *what)
 {
+    mla_quoted q;
     size_t left = w->n - at_byte;
-    return mla_fail(w->err, MLA_EUNSUPPORTED, "pre-tokenizer pattern, byte %zu: %s \"%.*s\" is not known", at_byte, what,
-                    (int)(left < 8 ? left : 8), w->s + at_byte);
+    return mla_fail(w->err, MLA_EUNSUPPORTED, "pre-tokenizer pattern, byte %zu: %s \"%s\" is not known", at_byte, what,
+                    mla_quote(&q, w->s + at_byte, left < 8 ? left : 8));
 }
 
 /* At a backslash: \r \n \t \s \S, \p{L} and the like, escaped punctuation. */

@@ -142,6 +142,7 @@ START_TEST(patterns_refused)
         mla_status st = mla_pattern_check(NO[i], strlen(NO[i]), &err);
         ck_assert_msg(st == MLA_EUNSUPPORTED, "\"%s\" was let through", NO[i]);
         ck_assert_ptr_nonnull(strstr(err.msg, "is not known"));
+        ck_assert_ptr_null(strchr(err.msg, '\n'));
     }
     ck_refused(mla_pattern_check("ab\0c", 4, &err), MLA_EUNSUPPORTED, "byte 2");
 }
