@@ -9,7 +9,8 @@
 #include "base/err.h"
 
 /* Read-only mapping of a whole regular file (symlinks followed). size 0 gives data == NULL and is MLA_OK.
- * mtime/size/inode are remembered: mla_map_unchanged says whether the file still is what was opened. */
+ * mtime/size/inode are remembered: mla_file_unchanged says whether the file still is what was opened. A file that
+ * another process cuts short while it is mapped ends this one with SIGBUS where the missing bytes are read. */
 typedef struct {
     const unsigned char *data;
     size_t size;

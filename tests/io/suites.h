@@ -14,6 +14,7 @@ Suite *sha256_suite(void);
 Suite *zst_suite(void);
 Suite *receipt_suite(void);
 Suite *bad_suite(void);
+Suite *faults_suite(void);
 
 /* Removes a folder of mla_test_tmpdir with all that is in it, and frees its name. */
 void drop_dir(char *dir);
