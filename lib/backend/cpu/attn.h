@@ -25,7 +25,7 @@ typedef struct {
     bool observe;               /* second pass: final probabilities */
     float *q, *o, *m, *l;       /* per tile (panels, rows, MLA_LDA), (rows, ldo), (rows), (rows) */
     float *blocks;              /* shared: (nb, block_elems); fused: per worker (block_elems) */
-    float *work;                /* per worker: logits, probabilities, factors, widened rows */
+    float *work;                /* per worker: logits, probabilities, factors */
     size_t work_elems;
     double *part;               /* observation: (ntiles, nb * 64) sums of p^2 */
 } mla_attn_job;
@@ -50,8 +50,8 @@ void mla_attn_widen(void *ctx, size_t begin, size_t end, size_t worker);
 void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker);
 void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker);
 
-/* Widens one block of one head of one part. part: 0 k, 1 k2, 2 v. rows: scratch (32, widest row). */
-void mla_attn_widen_head(const mla_attn_job *j, int part, size_t head, size_t block, float *dst, float *rows);
+/* Widens one block of one head of one part. part: 0 k, 1 k2, 2 v. */
+void mla_attn_widen_head(const mla_attn_job *j, int part, size_t head, size_t block, float *dst);
 /* The block of a tile, from the shared area or widened into the worker's own. */
-mla_attn_block mla_attn_block_of(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t worker, float *rows);
+mla_attn_block mla_attn_block_of(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t worker);
 #endif

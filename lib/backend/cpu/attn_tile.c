@@ -12,15 +12,11 @@ typedef struct { /* a worker's scratch, cut for the current tile shape */
     float *s;    /* (rows, 64) logits */
     float *p;    /* (rows, MLA_LDA) probabilities */
     float *al;   /* (rows) factors of the running output */
-    float *rows; /* widened cache rows; shared with the widening pass, which runs at other times */
 } tile_work;
 
 size_t mla_attn_work_elems(const mla_attn_job *j)
 {
-    const mla_attn_args *a = j->a;
-    size_t wide = a->dk > a->dk2 ? a->dk : a->dk2, dvp = mla_ceil_div(a->dv, MLA_NR) * MLA_NR, R = mla_attn_rows(j);
-    size_t row_area = wide * MLA_NR > dvp ? wide * MLA_NR : dvp;
-    return (row_area + R * (MLA_BLOCK + MLA_LDA + 1) + 15) / 16 * 16;
+    return (mla_attn_rows(j) * (MLA_BLOCK + MLA_LDA + 1) + 15) / 16 * 16;
 }
 
 static tile_work cut_work(const mla_attn_job *j, size_t worker)
@@ -30,7 +26,6 @@ static tile_work cut_work(const mla_attn_job *j, size_t worker)
     tile_work w = {.p = p};
     w.s = p + R * MLA_LDA;
     w.al = w.s + R * MLA_BLOCK;
-    w.rows = w.al + R;
     return w;
 }
 
@@ -178,7 +173,7 @@ void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker)
         for (size_t b = j->b0; b < j->b0 + j->nb; b++) {
             size_t n = visible(j, &t, t.nt - 1, b);
             if (n) {
-                mla_attn_block blk = mla_attn_block_of(j, &t, b, worker, w.rows);
+                mla_attn_block blk = mla_attn_block_of(j, &t, b, worker);
                 part_logits(j, &t, 0, &blk, n, w.s);
                 if (j->a->q2) part_logits(j, &t, 1, &blk, n, w.s);
                 if (!j->observe) attend(j, &t, &blk, b, &w);

@@ -1,10 +1,11 @@
 /* Gated delta rule. First every token's q, k, decay and beta are prepared; then the recurrent form walks the tokens
- * with a block of 16 state columns held in L1 (read and written once per call), or the chunked form takes over. */
+ * with a block of 32 state columns held in L1 (read and written once per call), or the chunked form takes over. */
 #include "backend/cpu/gdn.h"
 
 #include <math.h>
 #include <string.h>
 
+#define IN_PLACE 2 /* tokens up to which a copy of the state block costs more than its strided rows */
 #define L2_EPS 1e-6 /* of the family's l2 normalisation: x (sum x^2 + eps)^-1/2 */
 
 static double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
@@ -20,7 +21,7 @@ static void prepare_tokens(void *ctx, size_t begin, size_t end, size_t worker)
         const float *x = mla_cf32p(a->qkv) + t * width;
         for (size_t h = 0; h < a->nk; h++) {
             const float *q = x + h * a->dk, *k = x + (a->nk + h) * a->dk;
-            float *qn = j->q + (t * a->nk + h) * a->dk, *kn = j->key + (t * a->nk + h) * a->dk;
+            float *qn = j->q + (h * a->T + t) * a->dk, *kn = j->key + (h * a->T + t) * a->dk;
             j->k->scale(qn, q, (float)(qs / sqrt((double)j->k->sumsq(q, a->dk) + L2_EPS)), a->dk);
             j->k->scale(kn, k, (float)(1 / sqrt((double)j->k->sumsq(k, a->dk) + L2_EPS)), a->dk);
             j->kq[t * a->nk + h] = j->k->dot(kn, qn, a->dk);
@@ -36,24 +37,27 @@ static void prepare_tokens(void *ctx, size_t begin, size_t end, size_t worker)
     }
 }
 
-/* piece = (v head, block of 16 columns) */
+/* piece = (v head, block of 32 columns) */
 static void recurrent_blocks(void *ctx, size_t begin, size_t end, size_t worker)
 {
     const mla_gdn_job *j = ctx;
     const mla_gdn_args *a = j->a;
     size_t per = mla_ceil_div(a->dv, MLA_GDN_COLS), width = 2 * a->nk * a->dk + a->nv * a->dv;
-    float *s = j->work + worker * j->work_elems;
     for (size_t i = begin; i < end; i++) {
         size_t h = i / per, c = i % per * MLA_GDN_COLS, n = mla_min_size(MLA_GDN_COLS, a->dv - c), hk = h / (a->nv / a->nk);
-        float *state = mla_f32p(a->state) + h * a->dk * a->dv + c;
-        memset(s, 0, a->dk * MLA_GDN_COLS * sizeof *s);
-        for (size_t r = 0; r < a->dk; r++) memcpy(s + r * MLA_GDN_COLS, state + r * a->dv, n * sizeof *s);
-        mla_gdn_block g = {.s = s, .q = j->q + hk * a->dk, .k = j->key + hk * a->dk, .ldqk = a->nk * a->dk,
+        float *state = mla_f32p(a->state) + h * a->dk * a->dv + c, *s = state;
+        bool in_place = n == MLA_GDN_COLS && a->T <= IN_PLACE;
+        if (!in_place) {
+            s = j->work + worker * j->work_elems;
+            memset(s, 0, a->dk * MLA_GDN_COLS * sizeof *s);
+            for (size_t r = 0; r < a->dk; r++) memcpy(s + r * MLA_GDN_COLS, state + r * a->dv, n * sizeof *s);
+        }
+        mla_gdn_block g = {.s = s, .lds = in_place ? a->dv : MLA_GDN_COLS, .q = j->q + hk * a->T * a->dk, .k = j->key + hk * a->T * a->dk, .ldqk = a->dk,
                            .v = mla_cf32p(a->qkv) + 2 * a->nk * a->dk + h * a->dv + c, .ldv = width,
                            .o = mla_f32p(a->o) + h * a->dv + c, .ldo = a->nv * a->dv, .alpha = j->alpha + h,
                            .beta = j->beta + h, .ldg = a->nv, .kq = j->kq + hk, .ldkq = a->nk, .T = a->T, .dk = a->dk, .n = n};
         j->k->gdn(&g);
-        for (size_t r = 0; r < a->dk; r++) memcpy(state + r * a->dv, s + r * MLA_GDN_COLS, n * sizeof *s);
+        for (size_t r = 0; r < a->dk && !in_place; r++) memcpy(state + r * a->dv, s + r * MLA_GDN_COLS, n * sizeof *s);
     }
 }
 

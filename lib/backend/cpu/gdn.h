@@ -6,7 +6,7 @@
 typedef struct {
     const mla_cpu_kern *k;
     const mla_gdn_args *a;
-    float *q, *key;         /* (T, nk, dk) l2-normalised; q times dk^-1/2 */
+    float *q, *key;         /* (nk, T, dk) l2-normalised; q times dk^-1/2 */
     float *kq;              /* (T, nk) k . q */
     float *alpha, *beta;    /* (T, nv) e^g, sigmoid(b) */
     double *g;              /* (T, nv) log decay, <= 0 */

@@ -51,8 +51,8 @@ static float decay(const chunk_work *w, size_t i, size_t j) { return (float)exp(
 static void load_chunk(const mla_gdn_job *j, const chunk_work *w, size_t h, size_t t0, size_t n)
 {
     const mla_gdn_args *a = j->a;
-    size_t hk = h / (a->nv / a->nk), ld = a->nk * a->dk, width = 2 * a->nk * a->dk + a->nv * a->dv;
-    const float *k = j->key + t0 * ld + hk * a->dk, *q = j->q + t0 * ld + hk * a->dk;
+    size_t hk = h / (a->nv / a->nk), ld = a->dk, width = 2 * a->nk * a->dk + a->nv * a->dv;
+    const float *k = j->key + (hk * a->T + t0) * ld, *q = j->q + (hk * a->T + t0) * ld;
     for (size_t i = 0; i < n; i++) w->c[i] = (i ? w->c[i - 1] : 0) + j->g[(t0 + i) * a->nv + h];
     for (size_t p = 0; p < n; p += MLA_NR) j->k->pack_f32(w->kp + p * a->dk, k + p * ld, ld, mla_min_size(MLA_NR, n - p), a->dk);
     mla_mm g = {.a = k, .lda = ld, .b = w->kp, .c = w->kk, .ldc = w->CP, .M = n, .N = n, .K = a->dk};
@@ -68,7 +68,7 @@ static void load_chunk(const mla_gdn_job *j, const chunk_work *w, size_t h, size
             w->qk[i * w->CP + l] = l <= i ? d * w->qk[i * w->CP + l] : 0;
         }
         memset(w->u + i * w->P, 0, w->P * sizeof(float));
-        j->k->scale(w->u + i * w->P, mla_cf32p(a->qkv) + (t0 + i) * width + 2 * ld + h * a->dv, beta, a->dv);
+        j->k->scale(w->u + i * w->P, mla_cf32p(a->qkv) + (t0 + i) * width + 2 * a->nk * a->dk + h * a->dv, beta, a->dv);
         j->k->scale(w->w + i * a->dk, k + i * ld, beta * (float)exp(w->c[i]), a->dk);
     }
 }
@@ -87,7 +87,8 @@ static void substitute(const mla_gdn_job *j, const chunk_work *w, size_t n)
 static void run_chunk(const mla_gdn_job *j, const chunk_work *w, size_t h, size_t t0, size_t n)
 {
     const mla_gdn_args *a = j->a;
-    size_t hk = h / (a->nv / a->nk), ld = a->nk * a->dk;
+    size_t hk = h / (a->nv / a->nk), ld = a->dk;
+    const float *k = j->key + (hk * a->T + t0) * ld, *q = j->q + (hk * a->T + t0) * ld;
     load_chunk(j, w, h, t0, n);
     substitute(j, w, n);
     mla_cpu_panels(w->sp, w->s, w->P, a->dk, a->dv);
@@ -98,7 +99,7 @@ static void run_chunk(const mla_gdn_job *j, const chunk_work *w, size_t h, size_
     mla_cpu_panels(w->vp, w->u, w->P, n, a->dv);
     /* O */
     for (size_t i = 0; i < n; i++) {
-        j->k->scale(w->t + i * a->dk, j->q + (t0 + i) * ld + hk * a->dk, (float)exp(w->c[i]), a->dk);
+        j->k->scale(w->t + i * a->dk, q + i * ld, (float)exp(w->c[i]), a->dk);
         w->factor[i] = 1;
     }
     g.a = w->t;
@@ -109,7 +110,7 @@ static void run_chunk(const mla_gdn_job *j, const chunk_work *w, size_t h, size_
         memcpy(mla_f32p(a->o) + ((t0 + i) * a->nv + h) * a->dv, w->o + i * w->P, a->dv * sizeof(float));
     /* S */
     for (size_t r = 0; r < a->dk; r++) {
-        for (size_t i = 0; i < n; i++) w->t[r * n + i] = decay(w, n - 1, i) * j->key[(t0 + i) * ld + hk * a->dk + r];
+        for (size_t i = 0; i < n; i++) w->t[r * n + i] = decay(w, n - 1, i) * k[i * ld + r];
         w->factor[r] = (float)exp(w->c[n - 1]);
     }
     g = (mla_mm){.a = w->t, .lda = n, .b = w->vp, .c = w->s, .ldc = w->P, .M = a->dk, .N = a->dv, .K = n, .alpha = w->factor};

@@ -19,7 +19,7 @@ static void round_a(void *dst, const float *src, size_t n)
 const mla_cpu_kern mla_cpu_kern_avx512 = {
     .isa = MLA_ISA_AVX512, .name = "avx512", .bf16_pairs = false,
     .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a,
+    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = keys,
     MLA_ROW_KERNELS,
 };
 #endif

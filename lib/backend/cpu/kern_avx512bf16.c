@@ -20,7 +20,7 @@ MLA_INLINE void tile_pair_rows(const size_t m, const mla_tile *t)
         }
         MLA_UNROLL
         for (size_t i = 0; i < m; i++) {
-            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i * MLA_LDA_PAIRS + k]);
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i * MLA_LDA + k]);
             acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
             acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
         }
@@ -43,7 +43,7 @@ static void round_a(void *dst, const float *src, size_t n)
 const mla_cpu_kern mla_cpu_kern_avx512bf16 = {
     .isa = MLA_ISA_AVX512BF16, .name = "avx512bf16", .bf16_pairs = true,
     .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a,
+    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = keys,
     MLA_ROW_KERNELS,
 };
 #endif

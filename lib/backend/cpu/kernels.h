@@ -15,17 +15,16 @@
 
 #define MLA_NR 32   /* columns per packed panel */
 #define MLA_MR 14   /* most rows per microkernel call */
-#define MLA_KP 256  /* k per panel: the summation block of the precision contract */
-#define MLA_LDA 272 /* row stride of A in f32: 17 cache lines, so rows fall into different sets */
-#define MLA_LDA_PAIRS 144 /* the same for bf16 pairs (u32): 9 cache lines */
+#define MLA_KP 256  /* k per panel: the summation block of the precision contract; twice that in bf16 pairs */
+#define MLA_LDA 272 /* row stride of A in f32 or bf16 pairs: 17 cache lines, so rows fall into different sets */
 #define MLA_BLOCK 64      /* keys per attention block */
-#define MLA_GDN_COLS 16   /* state columns per delta-rule block */
+#define MLA_GDN_COLS 32   /* state columns per delta-rule block */
 
 typedef struct {
-    const void *a;      /* f32 (m, k; MLA_LDA) or bf16 pairs u32 (m, k; MLA_LDA_PAIRS) */
+    const void *a;      /* f32 or bf16 pairs u32 (m, k; MLA_LDA) */
     const void *b;      /* f32 (k, MLA_NR) or bf16 pairs u32 (k, MLA_NR) */
     float *c;           /* (m, MLA_NR; ldc) */
-    size_t ldc, k;      /* k <= MLA_KP values (pairs for bf16: half) */
+    size_t ldc, k;      /* steps: values for f32, pairs for bf16; A holds at most MLA_KP elements a row */
     const float *alpha; /* (m): c = fma(c, alpha, sum), 1 adds; NULL: c = sum, c is not read */
 } mla_tile;
 
@@ -38,13 +37,13 @@ typedef struct { /* softmax of one row of logits, continued: see mla_cpu_attenti
 } mla_softmax_row;
 
 typedef struct { /* recurrent delta rule on a block of n <= MLA_GDN_COLS state columns */
-    float *s;           /* (dk, MLA_GDN_COLS) */
+    float *s;           /* (dk, n; lds), readable and writable to MLA_GDN_COLS columns */
     const float *q, *k; /* rows of dk, ldqk apart; normalised */
     const float *v;     /* rows of n, ldv apart */
     float *o;           /* rows of n, ldo apart */
     const float *alpha, *beta; /* per token, ldg apart: e^g, beta */
     const float *kq;    /* k . q per token, ldkq apart */
-    size_t ldqk, ldv, ldo, ldg, ldkq, T, dk, n;
+    size_t lds, ldqk, ldv, ldo, ldg, ldkq, T, dk, n;
 } mla_gdn_block;
 
 typedef struct { /* C (m, n; ldc) += sum_t a_t b_t' in fp64, one fused chain per element from zero */
@@ -53,6 +52,14 @@ typedef struct { /* C (m, n; ldc) += sum_t a_t b_t' in fp64, one fused chain per
     double *c;
     size_t lda, ldb, ldc, T, m, n;
 } mla_gram_tile;
+
+typedef struct { /* rows of a cache */
+    const void *const *row;  /* (n) */
+    const void *const *next; /* (n) rows that are needed soon: touched ahead, since no hardware prefetcher follows pages */
+    mla_dtype dtype;
+    size_t n, d;
+    float scale;
+} mla_stored_rows;
 
 typedef struct {
     mla_isa isa;
@@ -69,6 +76,10 @@ typedef struct {
     void (*round_a)(void *dst, const float *src, size_t n);
     /* n stored values to f32, times scale */
     void (*widen)(float *dst, const void *src, mla_dtype t, size_t n, float scale);
+    /* stored rows (n <= MLA_NR) to one B panel (d, MLA_NR): columns = rows, missing columns undefined */
+    void (*keys)(float *dst, const mla_stored_rows *r);
+    /* stored rows (n <= MLA_BLOCK) to B panels (ceil(d/32), MLA_BLOCK, 32), columns from d on zero */
+    void (*values)(float *dst, const mla_stored_rows *r);
     float (*sumsq)(const float *x, size_t n);
     float (*dot)(const float *x, const float *y, size_t n);
     void (*norm)(float *y, const float *x, const float *gain, float inv, size_t n);

@@ -110,12 +110,15 @@ static float row_softmax(const mla_softmax_row *r)
         v16_store(r->p + 16 * b, p);
         sum = v16_add(sum, p);
     }
-    float d[16] = {0};
-    d[0] = m_old - m;
-    v16_store(d, v16_exp(v16_load(d)));
+    float alpha = 1; /* e^0 exactly: most blocks leave the maximum where it was */
+    if (m != m_old) {
+        float d[16] = {m_old - m};
+        v16_store(d, v16_exp(v16_load(d)));
+        alpha = d[0];
+    }
     *r->m = m;
-    *r->l = fmaf(*r->l, d[0], v16_sum(sum));
-    return d[0];
+    *r->l = fmaf(*r->l, alpha, v16_sum(sum));
+    return alpha;
 }
 
 static void row_probs(float *p, const float *s, size_t n, float scale, float m, float inv)
@@ -154,42 +157,139 @@ static void row_widen(float *dst, const void *src, mla_dtype t, size_t n, float 
     }
 }
 
-/* One step: S <- alpha S + k delta, delta = beta (v - alpha S'k), o = alpha S'q + (k.q) delta. The dots run over four
- * interleaved partial sums so that the chain is short. */
-static void row_gdn(const mla_gdn_block *g)
+/* w <= 16 stored values from element i on, times s; t is a constant in every call */
+MLA_INLINE v16 load_stored(const mla_dtype t, const void *row, size_t i, size_t w, v16 s)
 {
-    for (size_t t = 0; t < g->T; t++) {
-        const float *q = g->q + t * g->ldqk, *k = g->k + t * g->ldqk;
-        v16 ks[4], qs[4], al = v16_set(g->alpha[t * g->ldg]), be = v16_set(g->beta[t * g->ldg]);
-        for (size_t j = 0; j < 4; j++) ks[j] = qs[j] = v16_set(0);
-        size_t i = 0;
-        for (; i + 4 <= g->dk; i += 4) {
-            MLA_UNROLL
-            for (size_t j = 0; j < 4; j++) {
-                v16 s = v16_load(g->s + (i + j) * MLA_GDN_COLS);
-                ks[j] = v16_fma(v16_set(k[i + j]), s, ks[j]);
-                qs[j] = v16_fma(v16_set(q[i + j]), s, qs[j]);
-            }
-        }
-        for (size_t j = 0; i + j < g->dk; j++) {
-            v16 s = v16_load(g->s + (i + j) * MLA_GDN_COLS);
-            ks[j] = v16_fma(v16_set(k[i + j]), s, ks[j]);
-            qs[j] = v16_fma(v16_set(q[i + j]), s, qs[j]);
-        }
-        v16 sk = v16_add(v16_add(ks[0], ks[1]), v16_add(ks[2], ks[3]));
-        v16 sq = v16_add(v16_add(qs[0], qs[1]), v16_add(qs[2], qs[3]));
-        v16 delta = v16_mul(be, v16_sub(v16_loadn(g->v + t * g->ldv, g->n), v16_mul(al, sk)));
-        v16 o = v16_fma(v16_set(g->kq[t * g->ldkq]), delta, v16_mul(al, sq));
-        v16_storen(g->o + t * g->ldo, o, g->n);
-        for (i = 0; i < g->dk; i++) {
-            float *s = g->s + i * MLA_GDN_COLS;
-            v16_store(s, v16_fma(v16_set(k[i]), delta, v16_mul(al, v16_load(s))));
+    if (t == MLA_F32) return v16_mul(v16_loadn((const float *)row + i, w), s);
+    if (t == MLA_BF16) {
+        uint16_t tail[16] = {0};
+        const uint16_t *p = (const uint16_t *)row + i;
+        if (w < 16) p = memcpy(tail, p, w * sizeof *p);
+        return v16_mul(v16_load_bf16(p), s);
+    }
+    uint8_t tail[16] = {0};
+    const uint8_t *p = (const uint8_t *)row + i;
+    if (w < 16) p = memcpy(tail, p, w);
+    return v16_mul(v16_load_e4m3(p), s);
+}
+
+#define MLA_LINE 64 /* bytes brought by one prefetch */
+
+MLA_INLINE void values_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
+{
+    const size_t bytes = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1;
+    v16 s = v16_set(r->scale);
+    for (size_t i = 0; i < r->n; i++) {
+        for (size_t b = 0; b < r->d * bytes; b += MLA_LINE) __builtin_prefetch((const char *)r->next[i] + b, 0, 2);
+        for (size_t c = 0; c < r->d; c += MLA_NR) {
+            float *p = dst + c * MLA_BLOCK + i * MLA_NR;
+            size_t w = r->d - c;
+            v16_store(p, load_stored(t, r->row[i], c, w < 16 ? w : 16, s));
+            v16_store(p + 16, w > 16 ? load_stored(t, r->row[i], c + 16, w < 32 ? w - 16 : 16, s) : v16_set(0));
         }
     }
+}
+
+static void row_values(float *dst, const mla_stored_rows *r)
+{
+    if (r->dtype == MLA_BF16)
+        values_of(MLA_BF16, dst, r);
+    else if (r->dtype == MLA_F8_E4M3)
+        values_of(MLA_F8_E4M3, dst, r);
+    else
+        values_of(MLA_F32, dst, r);
+}
+
+#if !defined(MLA_SIMD_REF) && defined(__AVX512F__)
+#define GDN_VECS 2 /* column vectors walked together: as many as the registers hold */
+#else
+#define GDN_VECS 1
+#endif
+
+#define GDN_AHEAD 6 /* tokens */
+
+typedef struct { /* S'k and S'q of 16 columns, even and odd rows apart so that the chains are half as long */
+    v16 k[GDN_VECS][2], q[GDN_VECS][2];
+} gdn_sums;
+
+typedef struct { /* one token's part in a pass */
+    const float *k;        /* (dk) updates the state with delta; only when update */
+    v16 delta[GDN_VECS], al;
+    const float *kn, *qn;  /* (dk) of the token whose sums are taken; only when sum */
+} gdn_token;
+
+/* Row i of the state: updated, then added to the sums. update and sum are constants in every call. */
+MLA_INLINE void gdn_row(const bool update, const bool sum, float *s, const gdn_token *t, size_t i, const size_t parity, gdn_sums *u)
+{
+    MLA_UNROLL
+    for (size_t v = 0; v < GDN_VECS; v++) {
+        v16 x = v16_load(s + 16 * v);
+        if (update) {
+            x = v16_fma(v16_set(t->k[i]), t->delta[v], v16_mul(t->al, x));
+            v16_store(s + 16 * v, x);
+        }
+        if (sum) {
+            u->k[v][parity] = v16_fma(v16_set(t->kn[i]), x, u->k[v][parity]);
+            u->q[v][parity] = v16_fma(v16_set(t->qn[i]), x, u->q[v][parity]);
+        }
+    }
+}
+
+MLA_INLINE void gdn_pass(const bool update, const bool sum, float *s, size_t lds, size_t dk, const gdn_token *t, gdn_sums *out)
+{
+    gdn_sums u;
+    gdn_token tok = *t; /* a local copy: stores to the state cannot change it */
+    MLA_UNROLL
+    for (size_t v = 0; v < GDN_VECS; v++) u.k[v][0] = u.k[v][1] = u.q[v][0] = u.q[v][1] = v16_set(0);
+    size_t i = 0;
+    for (; i + 2 <= dk; i += 2) {
+        gdn_row(update, sum, s + i * lds, &tok, i, 0, &u);
+        gdn_row(update, sum, s + (i + 1) * lds, &tok, i + 1, 1, &u);
+    }
+    if (i < dk) gdn_row(update, sum, s + i * lds, &tok, i, 0, &u);
+    *out = u;
+}
+
+/* Columns c .. of the block. One pass over the state per token: S <- alpha S + k delta' and, on the way, the next
+ * token's S'k and S'q; then delta = beta (v - alpha S'k), o = alpha S'q + (k.q) delta. */
+MLA_INLINE void gdn_columns(const mla_gdn_block *g, size_t c)
+{
+    gdn_sums u;
+    gdn_token tok = {.al = v16_set(0), .kn = g->k, .qn = g->q};
+    float *s = g->s + c;
+    for (size_t v = 0; v < GDN_VECS; v++) tok.delta[v] = tok.al;
+    gdn_pass(false, true, s, g->lds, g->dk, &tok, &u);
+    for (size_t t = 0; t < g->T; t++) {
+        if (t + GDN_AHEAD < g->T) /* rows of v and o lie pages apart: no hardware prefetcher follows them */
+            for (size_t v = 0; v < GDN_VECS; v++) {
+                __builtin_prefetch(g->v + (t + GDN_AHEAD) * g->ldv + c + 16 * v);
+                __builtin_prefetch(g->o + (t + GDN_AHEAD) * g->ldo + c + 16 * v, 1);
+            }
+        v16 be = v16_set(g->beta[t * g->ldg]), kq = v16_set(g->kq[t * g->ldkq]);
+        tok.al = v16_set(g->alpha[t * g->ldg]);
+        for (size_t v = 0; v < GDN_VECS && c + 16 * v < g->n; v++) {
+            size_t at = c + 16 * v, w = g->n - at < 16 ? g->n - at : 16;
+            v16 ks = v16_mul(tok.al, v16_add(u.k[v][0], u.k[v][1])), qs = v16_mul(tok.al, v16_add(u.q[v][0], u.q[v][1]));
+            tok.delta[v] = v16_mul(be, v16_sub(v16_loadn(g->v + t * g->ldv + at, w), ks));
+            v16_storen(g->o + t * g->ldo + at, v16_fma(kq, tok.delta[v], qs), w);
+        }
+        tok.k = g->k + t * g->ldqk;
+        tok.kn = tok.k + g->ldqk;
+        tok.qn = g->q + (t + 1) * g->ldqk;
+        if (t + 1 < g->T)
+            gdn_pass(true, true, s, g->lds, g->dk, &tok, &u);
+        else
+            gdn_pass(true, false, s, g->lds, g->dk, &tok, &u);
+    }
+}
+
+static void row_gdn(const mla_gdn_block *g)
+{
+    for (size_t c = 0; c < g->n; c += 16 * GDN_VECS) gdn_columns(g, c);
 }
 
 #define MLA_ROW_KERNELS                                                                                            \
     .widen = row_widen, .sumsq = row_sumsq, .dot = row_dot, .norm = row_norm, .gated = row_gated, .add = row_add,  \
     .scale = row_scale, .silu_mul = row_silu_mul, .sigmoid_mul = row_sigmoid_mul, .rope = row_rope, .exp = row_exp, \
-    .softmax = row_softmax, .probs = row_probs, .conv = row_conv, .gdn = row_gdn
+    .values = row_values, .softmax = row_softmax, .probs = row_probs, .conv = row_conv, .gdn = row_gdn
 #endif

@@ -174,23 +174,44 @@ MLA_INLINE void v16_pow2(v16 t, v16 *a, v16 *b)
 #undef V16_EACH
 #endif
 
-/* ((0+8)+(4+12)) ... : halves folded four times, the same tree for every variant. */
+/* Halves folded four times, (0+8), ... then (0+4), ...: the same tree for every variant. */
+#if defined(MLA_SIMD_REF) || !defined(__AVX2__)
 MLA_INLINE float v16_sum(v16 v)
 {
-    float t[16];
-    v16_store(t, v);
     for (size_t w = 8; w; w /= 2)
-        for (size_t i = 0; i < w; i++) t[i] = t[i] + t[i + w];
-    return t[0];
+        for (size_t i = 0; i < w; i++) v.f[i] = v.f[i] + v.f[i + w];
+    return v.f[0];
 }
 MLA_INLINE float v16_hmax(v16 v)
 {
-    float t[16];
-    v16_store(t, v);
     for (size_t w = 8; w; w /= 2)
-        for (size_t i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
-    return t[0];
+        for (size_t i = 0; i < w; i++) v.f[i] = v.f[i] > v.f[i + w] ? v.f[i] : v.f[i + w];
+    return v.f[0];
 }
+#else
+MLA_INLINE __m256 v16_half(v16 v, int high)
+{
+#if defined(__AVX512F__)
+    return high ? _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)) : _mm512_castps512_ps256(v);
+#else
+    return high ? v.hi : v.lo;
+#endif
+}
+MLA_INLINE float v16_sum(v16 v)
+{
+    __m256 a = _mm256_add_ps(v16_half(v, 0), v16_half(v, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+MLA_INLINE float v16_hmax(v16 v)
+{
+    __m256 a = _mm256_max_ps(v16_half(v, 0), v16_half(v, 1));
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#endif
 
 /* e^x, error below 1 ulp (measured over every float in tests/backend): Cody-Waite reduction x = n ln2 + r with a
  * 15-bit high part of ln2 (n * high is exact), then 1 + r + r^2 P(r) with P of degree 4 interpolating

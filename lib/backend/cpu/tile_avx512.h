@@ -8,7 +8,7 @@
 #include "backend/cpu/simd.h"
 
 #define FEW 4 /* rows up to which B comes from memory rather than cache: prefetch ahead */
-#define AHEAD 2048 /* bytes */
+#define AHEAD 4096 /* bytes */
 
 /* c = sums, or fma(c, alpha, sums): the end of every tile */
 MLA_INLINE void tile_store(const mla_tile *t, size_t m, __m512 (*acc)[2])
@@ -169,6 +169,76 @@ static void pack_bf16(uint32_t *dst, const float *src, size_t ld, size_t rows, s
                 _mm512_storeu_si512(dst + (i + j) / 2 * MLA_NR + h,
                                     _mm512_or_si512(_mm512_srli_epi32(round_high(r[j]), 16), round_high(r[j + 1])));
         }
+}
+
+/* Four e4m3 in a lane: the value of byte b, exactly. e > 0: the fields moved to f32's place; e = 0: the same with the
+ * exponent of 2^-6, minus 2^-6. */
+MLA_INLINE __m512 e4m3_byte(__m512i x, int b)
+{
+    __m512i u = _mm512_srli_epi32(x, 8 * (unsigned)b), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7f));
+    __m512i f = _mm512_add_epi32(_mm512_slli_epi32(mag, 20), _mm512_set1_epi32(120 << 23));
+    __mmask16 small = _mm512_testn_epi32_mask(u, _mm512_set1_epi32(0x78));
+    __mmask16 nan = _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f));
+    __m512 v = _mm512_castsi512_ps(f), low = _mm512_set1_ps(0x1p-6f);
+    v = _mm512_mask_sub_ps(v, small, _mm512_castsi512_ps(_mm512_add_epi32(f, _mm512_set1_epi32(1 << 23))), low);
+    __m512i sign = _mm512_slli_epi32(_mm512_and_si512(u, _mm512_set1_epi32(0x80)), 24);
+    __m512i r = _mm512_or_si512(_mm512_castps_si512(v), sign);
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(r, nan, sign, _mm512_set1_epi32(0x7fc00000)));
+}
+
+/* Element e of every lane of x, widened: per is how many a lane holds. Both are constants in every call. */
+MLA_INLINE __m512 lane_element(const size_t per, const size_t e, __m512 x)
+{
+    __m512i u = _mm512_castps_si512(x);
+    if (per == 1) return x;
+    if (per == 4) return e4m3_byte(u, (int)e);
+    return _mm512_castsi512_ps(e ? _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000u)) : _mm512_slli_epi32(u, 16));
+}
+
+/* Stored rows h .. h+15 from element i on: transposed as 32-bit lanes and widened afterwards, which takes a half or a
+ * quarter of the shuffles of widening first. whole: all sixteen rows and 16 * per elements are there. */
+MLA_INLINE void keys_square(const size_t per, const bool whole, float *dst, const mla_stored_rows *s, size_t h, size_t i)
+{
+    size_t at = i * 4 / per, w = whole || s->d - i > 16 * per ? 16 * per : s->d - i;
+    __mmask64 mask = whole ? ~(__mmask64)0 : ~(__mmask64)0 >> (64 - w * 4 / per);
+    __m512 r[16], scale = _mm512_set1_ps(s->scale);
+    MLA_UNROLL
+    for (size_t j = 0; j < 16; j++) {
+        r[j] = _mm512_setzero_ps();
+        if (!whole && h + j >= s->n) continue;
+        const char *p = (const char *)s->row[h + j] + at;
+        _mm_prefetch((const char *)s->next[h + j] + at, _MM_HINT_T1);
+        r[j] = _mm512_castsi512_ps(whole ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(mask, p));
+    }
+    transpose16(r);
+    MLA_UNROLL
+    for (size_t j = 0; j < 16; j++) {
+        MLA_UNROLL
+        for (size_t e = 0; e < per; e++)
+            if (whole || per * j + e < w)
+                _mm512_storeu_ps(dst + (i + per * j + e) * MLA_NR + h, _mm512_mul_ps(lane_element(per, e, r[j]), scale));
+    }
+}
+
+MLA_INLINE void keys_lanes(const size_t per, float *dst, const mla_stored_rows *s)
+{
+    for (size_t h = 0; h < s->n; h += 16)
+        for (size_t i = 0; i < s->d; i += 16 * per) {
+            if (s->n - h >= 16 && s->d - i >= 16 * per)
+                keys_square(per, true, dst, s, h, i);
+            else
+                keys_square(per, false, dst, s, h, i);
+        }
+}
+
+static void keys(float *dst, const mla_stored_rows *s)
+{
+    if (s->dtype == MLA_BF16)
+        keys_lanes(2, dst, s);
+    else if (s->dtype == MLA_F8_E4M3)
+        keys_lanes(4, dst, s);
+    else
+        keys_lanes(1, dst, s);
 }
 
 /* 8 rows x 24 columns of fp64 sums in 24 registers */
