@@ -105,7 +105,7 @@ static mla_status from_line(mla_prompt *p, const mla_jv *v, const mla_prompts_op
     if (st == MLA_OK) st = copy_key(&p->language, v, "language", err);
     if (st == MLA_OK) st = text_or_ids(&p->prompt, v, mla_jv_get(v, "text") ? "text" : "prompt", "prompt_ids", true, o, err);
     if (st == MLA_OK) st = text_or_ids(&p->completion, v, "completion", "completion_ids", false, o, err);
-    if (st == MLA_OK) st = split_text(p, o, err);
+    if (st == MLA_OK && mla_jv_get(v, "text")) st = split_text(p, o, err);
     return st == MLA_OK ? check(p, o, err) : st;
 }
 

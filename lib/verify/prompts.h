@@ -22,8 +22,8 @@ typedef struct {
     size_t n;
 } mla_prompts;
 
-/* Appends the file's cases. tok may be NULL when the file holds ids. split > 0 turns texts without a completion that
- * are longer than `split` tokens into forced cases: the first `split` tokens are the prompt. Ids must be < vocab. */
+/* Appends the file's cases. tok may be NULL when the file holds ids. split > 0 turns a "text" or text
+ * file without a completion that is longer than `split` tokens into a forced case: its first `split` tokens are the prompt. Ids must be < vocab. */
 typedef struct {
     const mla_tok *tok;
     size_t vocab, split;

@@ -5,4 +5,9 @@
 
 Suite *suite_stats(void);
 Suite *suite_reference(void);
+Suite *suite_capacity(void);
+Suite *suite_report(void);
+Suite *suite_receipts(void);
+Suite *suite_inspect(void);
+Suite *suite_parity(void);
 #endif
