@@ -1,25 +1,31 @@
-/* Cholesky solve, column-major on the transposes. */
+/* dpotrf and dpotrs: a row-major lower triangle is a column-major upper one, rows of b are columns of LAPACK's B. */
 #include "linalg/chol.h"
 
 #include <lapacke.h>
 
-#include "base/alloc.h"
 #include "linalg/gemm.h"
 
-mla_status mla_chol_solve(double *a, size_t n, double *b, size_t m, mla_err *err)
+#define MAX_DIM 46340 /* squares fit lapack_int */
+
+mla_status mla_chol(double *a, size_t n, mla_err *err)
 {
-    if (n == 0 || m == 0) return MLA_OK;
+    if (n > MAX_DIM) return mla_fail(err, MLA_EUNSUPPORTED, "Cholesky factor of %zu: at most %d", n, MAX_DIM);
+    if (n == 0) return MLA_OK;
     mla_blas_pin();
-    double *x = mla_alloc_raw(n, m, sizeof *x); /* column-major right-hand sides */
-    if (!x) return mla_fail(err, MLA_ENOMEM, "solve of size %zu x %zu", n, m);
+    lapack_int info = LAPACKE_dpotrf(LAPACK_COL_MAJOR, 'U', (lapack_int)n, a, (lapack_int)n);
+    if (info > 0) return mla_fail(err, MLA_EINVAL, "Cholesky factor of %zu: leading minor %d is not positive", n, (int)info);
+    if (info < 0) return mla_fail(err, MLA_EINVAL, "Cholesky factor of %zu: the matrix has values that are not finite", n);
     for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < m; j++) x[j * n + i] = b[i * m + j];
-    mla_status st = MLA_OK;
-    lapack_int rc = LAPACKE_dpotrf(LAPACK_COL_MAJOR, 'L', (lapack_int)n, a, (lapack_int)n);
-    if (rc == 0) rc = LAPACKE_dpotrs(LAPACK_COL_MAJOR, 'L', (lapack_int)n, (lapack_int)m, a, (lapack_int)n, x, (lapack_int)n);
-    if (rc != 0) st = mla_fail(err, MLA_EFORMAT, "matrix of size %zu is not positive definite (pivot %d)", n, (int)rc);
-    for (size_t i = 0; st == MLA_OK && i < n; i++)
-        for (size_t j = 0; j < m; j++) b[i * m + j] = x[j * n + i];
-    mla_free(x);
-    return st;
+        for (size_t j = i + 1; j < n; j++) a[i * n + j] = 0;
+    return MLA_OK;
+}
+
+mla_status mla_chol_solve(const double *l, size_t n, double *b, size_t rows, mla_err *err)
+{
+    if (n > MAX_DIM || rows > MAX_DIM) return mla_fail(err, MLA_EUNSUPPORTED, "Cholesky solve of %zu for %zu rows: at most %d", n, rows, MAX_DIM);
+    if (n == 0 || rows == 0) return MLA_OK;
+    mla_blas_pin();
+    lapack_int info = LAPACKE_dpotrs(LAPACK_COL_MAJOR, 'U', (lapack_int)n, (lapack_int)rows, l, (lapack_int)n, b, (lapack_int)n);
+    if (info) return mla_fail(err, MLA_EINVAL, "Cholesky solve of %zu: the operands have values that are not finite", n);
+    return MLA_OK;
 }

@@ -63,7 +63,8 @@ static void fix_signs(double *v, size_t n)
 mla_status mla_eigh(double *a, double *w, size_t n, mla_err *err)
 {
     mla_status st = MLA_OK;
-    double *v = NULL, *t = NULL, trace = 0, scale = 1;
+    double *v = NULL, *t = NULL, trace = 0;
+    int e = 0; /* the matrix is scaled by 2^-e: exact unless a value underflows next to a trace 2^1000 times larger */
     if (n == 0) return MLA_OK;
     if (n > 46340) return mla_fail(err, MLA_EUNSUPPORTED, "eigenproblem of %zu: at most 46340", n); /* n^2 fits lapack_int */
     for (size_t i = 0; i < n; i++)
@@ -79,16 +80,12 @@ mla_status mla_eigh(double *a, double *w, size_t n, mla_err *err)
     }
     mla_blas_pin();
     for (size_t i = 0; i < n; i++) trace += fabs(a[i * n + i]);
-    if (trace > 0 && isfinite(trace)) { /* a power of two near trace/n: exact */
-        int e;
-        (void)frexp(trace / (double)n, &e);
-        scale = ldexp(1, -e);
-    }
-    for (size_t i = 0; i < n * n; i++) a[i] *= scale;
+    if (trace > 0 && isfinite(trace)) (void)frexp(trace / (double)n, &e);
+    for (size_t i = 0; i < n * n; i++) a[i] = ldexp(a[i], -e);
     if ((st = solve(v, w, a, n, err)) != MLA_OK || (st = prove(a, v, w, t, n, err)) != MLA_OK) goto done;
     fix_signs(v, n);
     memcpy(a, v, n * n * sizeof *a);
-    for (size_t i = 0; i < n; i++) w[i] /= scale;
+    for (size_t i = 0; i < n; i++) w[i] = ldexp(w[i], e);
 done:
     mla_free(v);
     mla_free(t);
