@@ -29,7 +29,7 @@ static mla_status check_ranks(const mla_config *c, const mla_retrofit_config *r,
 static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_config *r, mla_err *err)
 {
     char hex[65];
-    mla_jv *b = at ? mla_jv_set_obj(at, "mla") : NULL, *ranks;
+    mla_jv *b = at ? mla_jv_set_obj(at, "mla") : NULL, *ranks = NULL;
     mla_hex(r->factors_sha256, 32, hex);
     bool ok = b && mla_jv_set_str(b, "format", "mla-factors/1") && mla_jv_set_str(b, "layout", r->layout == MLA_LAYOUT_N ? "n" : "rebuild") &&
               mla_jv_set_size(b, "groups", r->groups) && (ranks = mla_jv_set_arr(b, "ranks")) != NULL;
@@ -101,7 +101,7 @@ mla_status mla_writer_config(mla_json **doc, const mla_model *base, const mla_re
 static bool rope(mla_jv *o, const mla_config *c, bool hybrid)
 {
     const mla_rope_config *r = &c->rope;
-    mla_jv *s = NULL, *sec;
+    mla_jv *s = NULL, *sec = NULL;
     double partial = (double)r->rot / (double)c->head_dim;
     if (hybrid) { /* the family's own spelling */
         if (!(s = mla_jv_set_obj(o, "rope_parameters")) || !mla_jv_set_f64(s, "rope_theta", r->theta) ||

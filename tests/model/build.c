@@ -5,11 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "base/str.h"
 #include "harness.h"
 #include "io/safetensors.h"
+#include "tensor/tensor.h"
 #include "tensor/fp.h"
 
 const char *in_dir(const char *dir, const char *name)
@@ -55,6 +58,7 @@ bt *bset_add(bset *s, size_t a, size_t b, size_t c, const char *fmt, ...)
     for (size_t d[3] = {a, b, c}; t->nd < 3 && d[t->nd]; t->nd++) t->count *= d[t->nd];
     uint64_t seed = 7;
     for (const char *p = t->name; *p; p++) seed = seed * 1099511628211u + (unsigned char)*p;
+    if (s->shapes_only) return t;
     t->v = malloc(t->count * sizeof *t->v);
     for (size_t i = 0; i < t->count; i++) t->v[i] = mla_bf16_f32(mla_f32_bf16((float)(mla_rng_unit(seed, i) - 0.5)));
     return t;
@@ -99,6 +103,30 @@ void bset_write(const bset *s, const char *dir, const char *file)
     for (size_t i = 0; i < s->n; i++) free(data[i]);
     free(data);
     free(t);
+}
+
+void bset_write_sparse(const bset *s, const char *dir, const char *file)
+{
+    mla_str h = MLA_STR_MAX((size_t)64 << 20);
+    char shape[96];
+    uint64_t at = 0;
+    mla_str_put(&h, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (size_t i = 0; i < s->n; i++) {
+        const bt *t = &s->t[i];
+        uint64_t end = at + t->count * (mla_dtype_bits(t->dtype) / 8);
+        mla_str_printf(&h, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}", t->name, mla_dtype_name(t->dtype),
+                       mla_shape_text(t->shape, t->nd, shape, sizeof shape), (unsigned long long)at, (unsigned long long)end);
+        at = end;
+    }
+    mla_str_put(&h, "}");
+    while (h.len % 8) mla_str_put(&h, " ");
+    ck_assert(mla_str_ok(&h));
+    FILE *f = fopen(in_dir(dir, file), "wb");
+    uint64_t n = h.len;
+    ck_assert(f && fwrite(&n, 1, 8, f) == 8 && fwrite(h.s, 1, h.len, f) == h.len && fflush(f) == 0);
+    ck_assert_int_eq(ftruncate(fileno(f), (off_t)(8 + n + at)), 0);
+    ck_assert_int_eq(fclose(f), 0);
+    mla_str_free(&h);
 }
 
 static void attention(bset *s, const mla_config *c, const char *p)
@@ -195,6 +223,33 @@ void bset_vision(bset *s)
 {
     bset_add(s, 8, 3, 4, "model.visual.patch_embed.proj.weight");
     bset_add(s, 8, 0, 0, "model.visual.blocks.0.norm1.weight");
+}
+
+static void with_bias(bset *s, size_t out, size_t in, const char *name)
+{
+    bset_add(s, out, in, 0, "model.visual.%s.weight", name);
+    bset_add(s, out, 0, 0, "model.visual.%s.bias", name);
+}
+
+void bset_vision_27b(bset *s)
+{
+    char p[96];
+    with_bias(s, 1152, 3 * 2 * 16 * 16, "patch_embed.proj"); /* stored [1152, 3, 2, 16, 16] */
+    bset_add(s, 2304, 1152, 0, "model.visual.pos_embed.weight");
+    for (unsigned b = 0; b < 27; b++) {
+        static const struct {
+            const char *name;
+            size_t out, in;
+        } L[] = {{"norm1", 1152, 0}, {"norm2", 1152, 0}, {"attn.qkv", 3456, 1152}, {"attn.proj", 1152, 1152},
+                 {"mlp.linear_fc1", 4304, 1152}, {"mlp.linear_fc2", 1152, 4304}};
+        for (size_t i = 0; i < sizeof L / sizeof *L; i++) {
+            snprintf(p, sizeof p, "blocks.%u.%s", b, L[i].name);
+            with_bias(s, L[i].out, L[i].in, p);
+        }
+    }
+    with_bias(s, 1152, 0, "merger.norm");
+    with_bias(s, 4608, 4608, "merger.linear_fc1");
+    with_bias(s, 5120, 4608, "merger.linear_fc2");
 }
 
 static void kv_bytes(gb *g, const void *data, size_t n)

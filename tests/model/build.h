@@ -18,6 +18,7 @@ typedef struct {
 typedef struct {
     bt *t;
     size_t n;
+    bool shapes_only; /* set before adding: no values, for bset_write_sparse */
 } bset;
 
 /* Adds a tensor of pseudo-random bf16 values that depend on its name only; zero dims end the shape. */
@@ -27,11 +28,14 @@ void bset_drop(bset *s, const char *name);
 void bset_free(bset *s);
 /* dir/file, every tensor in its dtype (integer dtypes: zeros). */
 void bset_write(const bset *s, const char *dir, const char *file);
+/* The same as a header over a hole: gigabytes that take no room. */
+void bset_write_sparse(const bset *s, const char *dir, const char *file);
 
 /* All tensors of a model of this config under Hugging Face names; prefix "model." or "model.language_model.". */
 void bset_model(bset *s, const mla_config *c, const char *prefix);
 void bset_mtp(bset *s, const mla_config *c);
 void bset_vision(bset *s);
+void bset_vision_27b(bset *s); /* the published tower */
 
 void put_text(const char *dir, const char *name, const char *text);
 void copy_fixture(const char *fixture, const char *dir, const char *name);

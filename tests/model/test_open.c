@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "build.h"
 #include "harness.h"
 #include "model/model.h"
@@ -349,6 +350,41 @@ START_TEST(mtp_and_tied_heads)
 }
 END_TEST
 
+/* The published 27B in its shape: 1,200 tensors, 51.8 GiB of holes, opened by its header alone. */
+START_TEST(opens_27b_by_its_header)
+{
+    mla_err err = {0};
+    mla_model *m = NULL;
+    mla_json *d;
+    mla_config c;
+    bset s = {.shapes_only = true};
+    char *dir = mla_test_tmpdir();
+    copy_fixture("qwen3_8-27b/config.json", dir, "config.json");
+    ck_ok(mla_json_read(&d, in_dir(dir, "config.json"), 1 << 20, &err));
+    ck_ok(mla_config_from_json(&c, mla_json_root(d), &err));
+    bset_model(&s, &c, "model.language_model.");
+    bset_mtp(&s, &c);
+    bset_vision_27b(&s);
+    bset_write_sparse(&s, dir, "model.safetensors");
+    double t = mla_now();
+    ck_ok(mla_model_open(&m, dir, &err));
+    ck_assert_msg(mla_now() - t < 5, "opening took %.1f s", mla_now() - t);
+    double gib = (double)mla_model_stored_bytes(m) / (1 << 30);
+    ck_assert_msg(gib > 51.7 && gib < 51.9, "%.3f GiB", gib);
+    ck_assert(mla_model_trunk_params(m) > 26800000000u && mla_model_trunk_params(m) < 27000000000u);
+    ck_assert(mla_model_has(m, MLA_W_MTP_FC, 0) && mla_model_config(m)->mtp_layers == 1);
+    mla_mat w;
+    ck_ok(mla_model_mat(m, MLA_W_Q, 63, &w, &err));
+    ck_assert(w.out == 12288 && w.in == 5120 && w.stored_bytes == (size_t)2 * 12288 * 5120);
+    mla_model_close(m);
+    mla_config_free(&c);
+    mla_json_free(d);
+    bset_free(&s);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
 /* Every allocation of an open fails in turn: refused each time, nothing leaks (the sanitizer build looks). */
 START_TEST(out_of_memory)
 {
@@ -380,6 +416,7 @@ Suite *model_open_suite(void)
     tcase_add_test(t, published_variants);
     tcase_add_test(t, fused_projections_come_apart);
     tcase_add_test(t, mtp_and_tied_heads);
+    tcase_add_test(t, opens_27b_by_its_header);
     suite_add_tcase(s, t);
     t = tcase_create("refusals");
     tcase_add_test(t, defects_are_named);
