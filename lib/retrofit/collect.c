@@ -23,7 +23,6 @@ struct mla_collector {
     mla_seq **seq;
     /* of the run in progress */
     mla_stats *out;
-    size_t row0;
     bool gate_only;
 };
 
@@ -113,8 +112,7 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (st == MLA_OK) st = fetch(c, o, a->o, hq, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     mla_moment_opts mo = {.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
-                          .rope_gain = c->cfg->rope.attention_factor, .key_stride = c->o.key_stride ? c->o.key_stride : 4,
-                          .row_index = c->row0 + tap->seq};
+                          .rope_gain = c->cfg->rope.attention_factor};
     mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
     features(y, k, v, T, l);
     if (l->tokens == 0) settle_shift(l, y, T);
@@ -151,7 +149,6 @@ static mla_status run_rows(mla_collector *c, mla_stats *out, const int32_t *ids,
         }
         if (nb == 0) break;
         st = mla_rt_run(c->o.rt, jobs, nb, tap_fn, c, err);
-        c->row0 += nb;
         if (!c->gate_only) {
             out->rows += nb;
             out->tokens += (double)tokens;
@@ -260,9 +257,8 @@ void mla_collector_free(mla_collector *c)
     mla_free(c);
 }
 
-mla_status mla_collect(mla_collector *c, mla_stats *out, const int32_t *ids, size_t n, size_t row0, mla_progress *prog, mla_err *err)
+mla_status mla_collect(mla_collector *c, mla_stats *out, const int32_t *ids, size_t n, mla_progress *prog, mla_err *err)
 {
-    c->row0 = row0;
     out->row_tokens = c->o.row_tokens;
     return run_rows(c, out, ids, n, prog, err);
 }

@@ -21,7 +21,6 @@ typedef struct {
     mla_layout layout;
     size_t row_tokens;      /* 512 */
     size_t rows_per_run;    /* sequences advanced together: 1 with resident weights, more when streaming */
-    size_t key_stride;      /* see moments.h; 0 = 4 */
     mla_log *log;
 } mla_collect_opts;
 
@@ -30,6 +29,6 @@ typedef struct mla_collector mla_collector;
 MLA_CHECKED mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, const int32_t *first_ids, size_t n, mla_err *err);
 void mla_collector_free(mla_collector *c); /* NULL is fine */
 
-/* Adds statistics of ids (n tokens) to *out (from mla_stats_new). row0: index of the first row in the whole corpus. */
-MLA_CHECKED mla_status mla_collect(mla_collector *c, mla_stats *out, const int32_t *ids, size_t n, size_t row0, mla_progress *prog, mla_err *err);
+/* Adds statistics of ids (n tokens) to *out (from mla_stats_new). */
+MLA_CHECKED mla_status mla_collect(mla_collector *c, mla_stats *out, const int32_t *ids, size_t n, mla_progress *prog, mla_err *err);
 #endif

@@ -26,8 +26,7 @@ static mla_status start(gather *g, mla_err *err)
     mla_rt_opts ro = {.precision = o->precision, .kv_dtype = MLA_F32, .stream_layers = o->stream_layers, .log = o->log};
     mla_status st = mla_rt_open(&g->rt, o->model, o->be, &ro, err);
     mla_collect_opts co = {.rt = g->rt, .model = o->model, .be = o->be, .pool = o->pool, .layout = o->recipe->layout,
-                           .row_tokens = o->recipe->row_tokens, .rows_per_run = o->stream_layers ? PART_ROWS : 1,
-                           .key_stride = o->recipe->key_stride, .log = o->log};
+                           .row_tokens = o->recipe->row_tokens, .rows_per_run = o->stream_layers ? PART_ROWS : 1, .log = o->log};
     if (st == MLA_OK) st = mla_collector_new(&g->col, &co, g->ids, g->n, err);
     return st;
 }
@@ -53,7 +52,7 @@ static mla_status make_part(gather *g, mla_stats *part, size_t p, const char *pa
     if (st != MLA_OK) return st;
     memcpy(part->base_digest, o->base_digest, 32);
     memcpy(part->corpus_digest, o->corpus_digest, 32);
-    st = mla_collect(g->col, part, g->ids + at, n, p * PART_ROWS, prog, err);
+    st = mla_collect(g->col, part, g->ids + at, n, prog, err);
     if (st == MLA_OK && path) st = mla_stats_write(part, path, NULL, err);
     if (st != MLA_OK) mla_stats_free(part);
     return st;

@@ -37,7 +37,8 @@ void mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_s
             size_t n = D - r0 < ROWS ? D - r0 : ROWS;
             for (size_t r = 0; r < n; r++)
                 for (size_t i = 0; i < dim; i++) x[r * dim + i] = wo[(r0 + r) * ld + b * dim + i];
-            mla_dgemm(true, false, dim, dim, n, 1, x, dim, x, dim, 1, WW + b * dim * dim, dim);
+            mla_dgemm(&(mla_dgemm_args){.ta = true, .M = dim, .N = dim, .K = n, .alpha = 1,
+                                        .a = x, .lda = dim, .b = x, .ldb = dim, .beta = 1, .c = WW + b * dim * dim, .ldc = dim});
         }
     mla_free(x);
 }

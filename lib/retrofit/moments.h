@@ -2,8 +2,7 @@
  * query metric, head overlaps and gate moments of stats.h, added to a layer's sums.
  *
  * Cost per head: two (T,T,d) products beside the attention itself. With rotated key dims in the latent the query metric
- * needs, for each key s, a weighted Gram of all later queries in that key's frame: keys are sampled (every
- * `key_stride`-th, offset by the row index), which is unbiased over rows. Work is cut by head and by fixed tiles:
+ * needs every query in every key's frame: two keys are drawn per query by their weight, which is unbiased. Work is cut by head and by fixed tiles:
  * sums do not depend on the thread count. */
 #ifndef MLA_RETROFIT_MOMENTS_H
 #define MLA_RETROFIT_MOMENTS_H
@@ -27,8 +26,6 @@ typedef struct {
     size_t rot;              /* rotated dims per head */
     const double *inv_freq;  /* (rot/2) */
     double rope_gain;        /* attention_factor of the RoPE kind: in-frame queries carry it */
-    size_t key_stride;       /* rebuild layout: sample every key_stride-th key; 1 = exact */
-    size_t row_index;        /* offsets the sample */
 } mla_moment_opts;
 
 typedef struct mla_moments mla_moments; /* scratch for rows of up to max_T tokens */

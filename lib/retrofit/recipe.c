@@ -5,7 +5,7 @@
 
 mla_recipe mla_recipe_default(void)
 {
-    return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512, .key_stride = 4};
+    return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512};
 }
 
 static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "auto", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
@@ -46,9 +46,8 @@ static mla_status read_calibration(mla_recipe *r, const mla_jv *o, mla_err *err)
     if (!mla_jv_is_obj(o)) return bad("calibration", "an object", o, err);
     for (const mla_jv *v = mla_jv_first(o); v; v = mla_jv_next(v)) {
         const char *k = mla_jv_key(v);
-        size_t *to = !strcmp(k, "tokens") ? &r->calibration_tokens : !strcmp(k, "row_tokens") ? &r->row_tokens
-                   : !strcmp(k, "key_stride") ? &r->key_stride : NULL;
-        if (!to) return mla_fail(err, MLA_EFORMAT, "calibration.%s: unknown field (tokens, row_tokens, key_stride)", k);
+        size_t *to = !strcmp(k, "tokens") ? &r->calibration_tokens : !strcmp(k, "row_tokens") ? &r->row_tokens : NULL;
+        if (!to) return mla_fail(err, MLA_EFORMAT, "calibration.%s: unknown field (tokens, row_tokens)", k);
         if (!mla_jv_size(v, to) || *to == 0) return bad(k, "a positive integer", v, err);
     }
     return MLA_OK;
@@ -120,7 +119,6 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv *c = mla_jv_set_obj(o, "calibration");
     mla_jv_set_size(c, "tokens", r->calibration_tokens);
     mla_jv_set_size(c, "row_tokens", r->row_tokens);
-    mla_jv_set_size(c, "key_stride", r->key_stride);
     mla_jv_set_f64(o, "balance", r->balance);
     mla_jv_set_str(o, "factors_dtype", r->f32_factors ? "float32" : "bfloat16");
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);

@@ -20,7 +20,6 @@ typedef struct {
     mla_budget budget;
     size_t calibration_tokens;  /* at most; the corpus may hold fewer */
     size_t row_tokens;
-    size_t key_stride;
     double balance;             /* 0: the default of the layout */
     bool f32_factors;
     mla_allocation allocation;

@@ -67,6 +67,12 @@ static mla_status root_of_lambda(double *F, double *Fi, double *lam, size_t n, s
     return st;
 }
 
+/* c = a b, or a b^T, all (n, n) */
+static void square_mul(double *c, const double *a, const double *b, size_t n, bool tb)
+{
+    mla_dgemm(&(mla_dgemm_args){.tb = tb, .M = n, .N = n, .K = n, .alpha = 1, .a = a, .lda = n, .b = b, .ldb = n, .c = c, .ldc = n});
+}
+
 static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
 {
     size_t n = s->n;
@@ -82,8 +88,8 @@ static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
     memcpy(T, s->Lambda + a * n * n, n * n * sizeof *T);
     mla_status st = root_of_lambda(F, Fi, T, n, &s->floored, err);
     if (st == MLA_OK) {
-        mla_dgemm(false, false, n, n, n, 1, F, n, C, n, 0, T, n);
-        mla_dgemm(false, true, n, n, n, 1, T, n, F, n, 0, S, n);
+        square_mul(T, F, C, n, false);
+        square_mul(S, T, F, n, true);
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i; j++) S[i * n + j] = S[j * n + i] = 0.5 * (S[i * n + j] + S[j * n + i]);
         st = mla_eigh(S, w, n, err);
@@ -96,8 +102,8 @@ static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
                 S[(n - 1 - i) * n + j] = t;
             }
         for (size_t i = 0; i < n; i++) sig[i] = w[n - 1 - i] > 0 ? w[n - 1 - i] : 0;
-        mla_dgemm(false, false, n, n, n, 1, S, n, F, n, 0, E, n);  /* E = U^T F */
-        mla_dgemm(false, true, n, n, n, 1, Fi, n, S, n, 0, D, n);  /* D = F^-1 U */
+        square_mul(E, S, F, n, false);  /* E = U^T F */
+        square_mul(D, Fi, S, n, true);  /* D = F^-1 U */
         /* gauge: unit variance per coordinate (Var c_i = sigma_i), so that one FP8 scale fits all of them */
         double lo = 1e-12 * sig[0];
         for (size_t i = 0; i < n; i++) {
@@ -173,8 +179,8 @@ static mla_status refit_decoder(double *D, const double *E, const double *C, siz
     double *EC = mla_alloc_raw(r, n, sizeof *EC), *A = mla_alloc_raw(r, r, sizeof *A);
     mla_status st = EC && A ? MLA_OK : mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
     if (st == MLA_OK) {
-        mla_dgemm(false, false, r, n, n, 1, E, n, C, n, 0, EC, n);
-        mla_dgemm(false, true, r, r, n, 1, EC, n, E, n, 0, A, r);
+        mla_dgemm(&(mla_dgemm_args){.M = r, .N = n, .K = n, .alpha = 1, .a = E, .lda = n, .b = C, .ldb = n, .c = EC, .ldc = n});
+        mla_dgemm(&(mla_dgemm_args){.tb = true, .M = r, .N = r, .K = n, .alpha = 1, .a = EC, .lda = n, .b = E, .ldb = n, .c = A, .ldc = r});
         st = mla_chol_solve(A, r, EC, n, err); /* EC (r, n) := A^-1 EC */
     }
     if (st == MLA_OK)
@@ -259,8 +265,8 @@ mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_facto
                 C2[i * n + j] = C[fi * held->n + fj] + di * (mu[fj] - f->mu[a * n + j]);
             }
         }
-        mla_dgemm(false, false, n, n, n, 1, Q, n, C2, n, 0, T, n);
-        mla_dgemm(false, true, n, n, n, 1, T, n, Q, n, 0, C2, n);
+        square_mul(T, Q, C2, n, false);
+        square_mul(C2, T, Q, n, true);
         for (size_t i = 0; i < n * n; i++) *out += s->Lambda[a * n * n + i] * C2[i];
     }
     mla_free(Q);

@@ -1,0 +1,185 @@
+/* The pipeline, step by step, and its steps as commands of their own. */
+#include "retrofit/build.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/version.h"
+#include "io/file.h"
+#include "io/sha256.h"
+#include "linalg/gemm.h"
+#include "retrofit/gather.h"
+#include "retrofit/graft.h"
+#include "retrofit/receipt.h"
+#include "retrofit/stats_file.h"
+#include "retrofit/workdir.h"
+
+/* Digest of everything that decides the output: what a resumed build must share with the one that was killed. */
+static mla_status work_key(unsigned char key[32], const mla_inputs *in, const mla_recipe *r, const char *engine, mla_err *err)
+{
+    mla_json *d;
+    mla_str s = MLA_STR_MAX(1 << 16);
+    char hex[65];
+    mla_status st = mla_json_new_object(&d, err);
+    if (st != MLA_OK) return st;
+    mla_jv *o = mla_json_root(d);
+    mla_jv_set_str(o, "version", MLA_VERSION);
+    mla_jv_set_str(o, "engine", engine);
+    mla_recipe_to_json(r, mla_jv_set_obj(o, "recipe"));
+    const unsigned char *digest[] = {in->base_digest, in->fit_digest, in->held_digest};
+    const char *name[] = {"base", "fit", "held"};
+    for (size_t i = 0; i < 3; i++) {
+        mla_hex(digest[i], 32, hex);
+        mla_jv_set_str(o, name[i], hex);
+    }
+    st = mla_json_print(&s, o, false, err);
+    if (st == MLA_OK) mla_sha256_bytes(s.s, s.len, key);
+    mla_str_free(&s);
+    mla_json_free(d);
+    return st;
+}
+
+/* What the numbers were computed with; the thread count does not belong here, since it changes nothing. */
+static void engine_text(char *buf, size_t cap, const mla_build_opts *o)
+{
+    snprintf(buf, cap, "%s %s %s, %s", o->be->ops->name, mla_isa_name(), o->precision == MLA_PREC_F32 ? "reference" : "fast", mla_blas_name());
+}
+
+static mla_gather_opts gather_opts(const mla_build_opts *o, const mla_inputs *in, const mla_recipe *r, const char *dir, bool held)
+{
+    return (mla_gather_opts){.model = in->model, .recipe = r, .be = o->be, .pool = o->pool, .precision = o->precision,
+                             .stream_layers = o->stream_layers, .dir = dir, .name = held ? "held-out" : "calibration",
+                             .base_digest = in->base_digest, .corpus_digest = held ? in->held_digest : in->fit_digest, .log = o->log};
+}
+
+static mla_status statistics(mla_stats *fit, mla_stats *held, const mla_build_opts *o, const mla_inputs *in, const mla_recipe *r,
+                             const char *dir, mla_err *err)
+{
+    if (o->stats) {
+        mla_status st = mla_stats_read(fit, o->stats, err);
+        if (st == MLA_OK && memcmp(fit->base_digest, in->base_digest, 32))
+            mla_warn(o->log, "%s was collected on other weights than this base: ranks and losses are those of the other base", o->stats);
+        return st;
+    }
+    mla_gather_opts g = gather_opts(o, in, r, dir, false);
+    mla_status st = mla_gather(fit, &g, in->fit, in->n_fit, err);
+    if (st == MLA_OK && in->n_held) {
+        g = gather_opts(o, in, r, dir, true);
+        st = mla_gather(held, &g, in->held, in->n_held, err);
+    }
+    return st;
+}
+
+static mla_status finish(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, mla_workdir *w, mla_err *err)
+{
+    char engine[256];
+    engine_text(engine, sizeof engine, o);
+    mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
+                              .computed_with = engine};
+    mla_status st = mla_graft(w->partial, in->model, &out->f, out->recipe.f32_factors, o->log, err);
+    if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
+    if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
+    if (st == MLA_OK) st = mla_workdir_finish(w, err);
+    return st;
+}
+
+mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *err)
+{
+    *out = (mla_build_result){.recipe = o->recipe};
+    mla_inputs in = {0};
+    mla_workdir w = {0};
+    mla_stats fit = {0}, held = {0};
+    unsigned char key[32];
+    char engine[256];
+    size_t rank;
+    engine_text(engine, sizeof engine, o);
+    mla_status st = o->stats ? mla_inputs_open_base(&in, &out->recipe, &o->in, err) : mla_inputs_open(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK) /* refuse an impossible budget before any work */
+        st = mla_rank_uniform(&rank, mla_model_config(in.model), out->recipe.layout, out->recipe.groups, out->recipe.budget, err);
+    if (st == MLA_OK) st = work_key(key, &in, &out->recipe, engine, err);
+    if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
+    if (st == MLA_OK) st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
+    if (st == MLA_OK) {
+        mla_info(o->log, "solving %zu layers", fit.layers);
+        st = mla_factorize(&out->f, in.model, &out->recipe, &fit, held.layers ? &held : NULL, o->pool, err);
+    }
+    if (st == MLA_OK) st = finish(out, o, &in, &fit, &w, err);
+    mla_stats_free(&fit);
+    mla_stats_free(&held);
+    mla_workdir_close(&w);
+    mla_inputs_close(&in);
+    if (st != MLA_OK) mla_build_result_free(out);
+    return st;
+}
+
+void mla_build_result_free(mla_build_result *r) { mla_factorization_free(&r->f); }
+
+mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_err *err)
+{
+    mla_recipe r = o->recipe;
+    mla_inputs in = {0};
+    mla_stats fit = {0};
+    mla_status st = mla_inputs_open(&in, &r, &o->in, err);
+    if (st == MLA_OK) {
+        mla_gather_opts g = gather_opts(o, &in, &r, NULL, false);
+        st = mla_gather(&fit, &g, in.fit, in.n_fit, err);
+    }
+    if (st == MLA_OK) st = mla_stats_write(&fit, stats_out, NULL, err);
+    if (st == MLA_OK) mla_info(o->log, "%s: %zu layers, %.0f tokens", stats_out, fit.layers, fit.tokens);
+    mla_stats_free(&fit);
+    mla_inputs_close(&in);
+    return st;
+}
+
+mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const char *const *stats, size_t n_stats, const char *factors_out,
+                           mla_err *err)
+{
+    *out = (mla_build_result){.recipe = o->recipe};
+    mla_inputs in = {0};
+    mla_stats sum = {0};
+    size_t *layer = NULL;
+    mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK) st = mla_stats_new(&sum, mla_model_config(in.model), out->recipe.layout, err);
+    for (size_t i = 0; st == MLA_OK && i < n_stats; i++) {
+        mla_stats s = {0};
+        st = mla_stats_read(&s, stats[i], err);
+        if (st == MLA_OK && (st = mla_stats_merge(&sum, &s, err)) != MLA_OK) st = mla_wrap(err, "%s", stats[i]);
+        mla_stats_free(&s);
+    }
+    if (st == MLA_OK) st = mla_factorize(&out->f, in.model, &out->recipe, &sum, NULL, o->pool, err);
+    if (st == MLA_OK && !(layer = mla_alloc(out->f.layers, 1, sizeof *layer))) st = mla_fail(err, MLA_ENOMEM, "layer list");
+    for (size_t i = 0; st == MLA_OK && i < out->f.layers; i++) layer[i] = out->f.result[i].layer;
+    if (st == MLA_OK) st = mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->recipe.f32_factors, out->root, err);
+    mla_free(layer);
+    mla_stats_free(&sum);
+    mla_inputs_close(&in);
+    if (st != MLA_OK) mla_build_result_free(out);
+    return st;
+}
+
+mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const char *factors, mla_err *err)
+{
+    *out = (mla_build_result){.recipe = o->recipe};
+    mla_inputs in = {0};
+    mla_workdir w = {0};
+    mla_stats none = {0};
+    mla_file_digest fd = {.path = factors};
+    bool f32 = false;
+    mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK) st = mla_sha256_files(&fd, 1, o->pool, NULL, err);
+    if (st == MLA_OK) st = mla_factors_load(&out->f, &f32, factors, in.model, err);
+    if (st == MLA_OK) {
+        out->recipe.f32_factors = f32;
+        out->recipe.layout = out->f.factors[0].layout;
+        out->recipe.groups = out->f.factors[0].groups;
+        memcpy(in.fit_digest, fd.digest, 32); /* the factors file takes the corpus's place in key and receipt */
+        st = mla_workdir_open(&w, o->out, fd.digest, o->log, err);
+    }
+    memcpy(none.corpus_digest, fd.digest, 32);
+    if (st == MLA_OK) st = finish(out, o, &in, &none, &w, err);
+    mla_workdir_close(&w);
+    mla_inputs_close(&in);
+    if (st != MLA_OK) mla_build_result_free(out);
+    return st;
+}

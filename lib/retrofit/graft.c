@@ -1,0 +1,197 @@
+/* The factors file, and a folder made of base files, factors, config and index. */
+#include "retrofit/graft.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/str.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "model/writer.h"
+#include "tensor/compare.h"
+#include "tensor/dtype.h"
+
+static const char *const PART[3] = {"encoder.weight", "decoder.weight", "mean"};
+
+/* "<prefix>layers.N.self_attn.mla.<part>", the prefix being that of the base's own tensors ("model." for a GGUF base). */
+static mla_status tensor_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err)
+{
+    mla_str_clear(name);
+    if (mla_model_gguf(base)) mla_str_printf(name, "model.layers.%zu.self_attn.", layer);
+    else {
+        mla_status st = mla_model_name(base, MLA_W_O, layer, name, err);
+        if (st != MLA_OK) return st;
+        const char *s = mla_str_c(name), *at = strstr(s, "o_proj");
+        if (!at) return mla_fail(err, MLA_EINTERNAL, "%s: no o_proj in the name", s);
+        name->len = (size_t)(at - s);
+        name->s[name->len] = 0;
+    }
+    mla_str_put(name, "mla.");
+    mla_str_put(name, part);
+    return mla_str_ok(name) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "tensor name");
+}
+
+static void part_shape(const mla_factors *f, size_t part, size_t shape[3], size_t *ndim)
+{
+    const size_t s[3][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}};
+    memcpy(shape, s[part], sizeof s[part]);
+    *ndim = part == 2 ? 2 : 3;
+}
+
+mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers, bool f32,
+                             unsigned char digest[32], mla_err *err)
+{
+    size_t n = layers * 3;
+    mla_tensor *t = mla_alloc(n, 1, sizeof *t);
+    char **name = mla_alloc(n, 1, sizeof *name);
+    void **data = mla_alloc(n, 1, sizeof *data);
+    mla_str s = MLA_STR_MAX(1024);
+    mla_status st = t && name && data ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", layers);
+    for (size_t i = 0; st == MLA_OK && i < n; i++) {
+        const mla_factors *fl = &f[i / 3];
+        const float *src[3] = {fl->E, fl->D, fl->mu};
+        t[i].dtype = i % 3 == 2 || f32 ? MLA_F32 : MLA_BF16;
+        part_shape(fl, i % 3, t[i].shape, &t[i].ndim);
+        size_t count = mla_tensor_numel(&t[i]);
+        t[i].nbytes = count * mla_dtype_bits(t[i].dtype) / 8;
+        if ((st = tensor_name(&s, base, layer[i / 3], PART[i % 3], err)) != MLA_OK) break;
+        name[i] = mla_strdup(mla_str_c(&s));
+        data[i] = mla_alloc_raw(t[i].nbytes, 1, 1);
+        if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", layer[i / 3]);
+        else if (mla_count_nonfinite(src[i % 3], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
+        else (void)mla_from_f32(data[i], src[i % 3], t[i].dtype, count);
+        t[i].name = name[i];
+        t[i].data = data[i];
+    }
+    if (st == MLA_OK) st = mla_st_write(path, t, n, digest, err);
+    for (size_t i = 0; i < n; i++) {
+        if (name) mla_free(name[i]);
+        if (data) mla_free(data[i]);
+    }
+    mla_free(t);
+    mla_free(name);
+    mla_free(data);
+    mla_str_free(&s);
+    return st == MLA_OK ? st : mla_wrap(err, "factors");
+}
+
+/* One tensor of a factors file into *out (allocated), which must have the shape of `want` when that is set. */
+static mla_status load_part(float *dst, size_t count, const mla_tensor *t, mla_err *err)
+{
+    char text[96];
+    size_t at;
+    if (mla_tensor_numel(t) != count || !mla_to_f32(dst, t->data, t->dtype, count))
+        return mla_fail(err, MLA_EFORMAT, "%s: expected %zu float values, found %s", t->name, count, mla_tensor_text(t, text, sizeof text));
+    if (mla_count_nonfinite(dst, count, &at)) return mla_fail(err, MLA_EFORMAT, "%s: value %zu is not finite", t->name, at);
+    return MLA_OK;
+}
+
+static mla_status load_layer(mla_factors *f, mla_dtype *dtype, const mla_st *file, const mla_model *base, size_t layer, mla_err *err)
+{
+    const mla_tensor *t[3];
+    mla_str s = MLA_STR_MAX(1024);
+    const mla_config *c = mla_model_config(base);
+    mla_status st = MLA_OK;
+    for (size_t k = 0; st == MLA_OK && k < 3; k++) {
+        st = tensor_name(&s, base, layer, PART[k], err);
+        if (st == MLA_OK && !(t[k] = mla_st_find(file, mla_str_c(&s)))) st = mla_fail(err, MLA_EFORMAT, "%s is missing", mla_str_c(&s));
+    }
+    mla_str_free(&s);
+    if (st != MLA_OK) return st;
+    char text[96];
+    if (t[0]->ndim != 3) return mla_fail(err, MLA_EFORMAT, "%s: expected [groups, r, n], found %s", t[0]->name, mla_tensor_text(t[0], text, sizeof text));
+    size_t g = t[0]->shape[0], r = t[0]->shape[1], n = t[0]->shape[2], nn = 0, nr = 0;
+    if (g == 0 || c->kv_heads % g) return mla_fail(err, MLA_EFORMAT, "%s: %zu groups do not divide %zu KV heads", t[0]->name, g, c->kv_heads);
+    mla_layout layout = MLA_LAYOUT_NONE;
+    if (mla_factors_dims(c, MLA_LAYOUT_REBUILD, g, &nr, err) == MLA_OK && n == nr) layout = MLA_LAYOUT_REBUILD;
+    if (c->rope.rot < c->head_dim && mla_factors_dims(c, MLA_LAYOUT_N, g, &nn, err) == MLA_OK && n == nn) layout = MLA_LAYOUT_N;
+    if (layout == MLA_LAYOUT_NONE || r == 0 || r > n)
+        return mla_fail(err, MLA_EFORMAT, "%s: %zu features and rank %zu fit no layout of this base (n: %zu, rebuild: %zu)", t[0]->name, n, r, nn, nr);
+    *dtype = t[0]->dtype;
+    st = mla_factors_new(f, layout, g, n, r, err);
+    if (st == MLA_OK) st = load_part(f->E, g * r * n, t[0], err);
+    if (st == MLA_OK) st = load_part(f->D, g * n * r, t[1], err);
+    if (st == MLA_OK) st = load_part(f->mu, g * n, t[2], err);
+    return st;
+}
+
+mla_status mla_factors_load(mla_factorization *out, bool *f32, const char *path, const mla_model *base, mla_err *err)
+{
+    const mla_config *c = mla_model_config(base);
+    size_t full = mla_config_full_layers(c);
+    mla_st *file;
+    *out = (mla_factorization){0};
+    mla_status st = mla_st_open(&file, path, err);
+    if (st != MLA_OK) return st;
+    out->factors = mla_alloc(full, 1, sizeof *out->factors);
+    out->result = mla_alloc(full, 1, sizeof *out->result);
+    if (!out->factors || !out->result) st = mla_fail(err, MLA_ENOMEM, "factors of %zu layers", full);
+    for (size_t l = 0; st == MLA_OK && l < c->layers; l++) {
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        mla_dtype dtype = MLA_BF16;
+        mla_factors *f = &out->factors[out->layers++];
+        st = load_layer(f, &dtype, file, base, l, err);
+        out->result[out->layers - 1] = (mla_layer_result){.layer = l, .rank = f->groups * f->r, .held_out = -1};
+        *f32 = dtype == MLA_F32;
+        if (st == MLA_OK && (f->layout != out->factors[0].layout || f->groups != out->factors[0].groups))
+            st = mla_fail(err, MLA_EFORMAT, "layer %zu: layout or groups differ from the first layer's", l);
+    }
+    if (st == MLA_OK && mla_st_count(file) != 3 * full)
+        st = mla_fail(err, MLA_EFORMAT, "%zu tensors, expected %zu: three for each of %zu full-attention layers", mla_st_count(file), 3 * full, full);
+    mla_st_close(file);
+    if (st == MLA_OK) return st;
+    mla_factorization_free(out);
+    return mla_wrap(err, "%s", path);
+}
+
+/* The block-quantized values of a GGUF base need more bits than bf16 holds. */
+static mla_dtype gguf_dtype(const mla_model *base)
+{
+    const mla_gguf *g = mla_model_gguf(base);
+    for (size_t i = 0; g && i < mla_gguf_count(g); i++) {
+        const mla_ggml_info *t = mla_ggml_type_info(mla_gguf_at(g, i)->type);
+        if (t && t->block > 1) return MLA_F32;
+        if (mla_gguf_at(g, i)->ndim > 1 && mla_gguf_at(g, i)->type != MLA_GT_BF16) return MLA_F32;
+    }
+    return MLA_BF16;
+}
+
+static mla_status write_config(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, const unsigned char digest[32],
+                               const mla_writer_opts *wo, mla_err *err)
+{
+    const mla_config *c = mla_model_config(base);
+    mla_json *doc = NULL;
+    char file[] = MLA_FACTORS_FILE, *path = mla_path_join(dir, "config.json");
+    mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .dtype = f32 ? MLA_F32 : MLA_BF16, .factors_file = file};
+    r.rank = mla_alloc(c->layers, 1, sizeof *r.rank);
+    memcpy(r.factors_sha256, digest, 32);
+    mla_status st = r.rank && path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "config of %zu layers", c->layers);
+    for (size_t i = 0; st == MLA_OK && i < f->layers; i++) r.rank[f->result[i].layer] = f->factors[i].groups * f->factors[i].r;
+    if (st == MLA_OK) st = mla_writer_config(&doc, base, &r, wo, err);
+    if (st == MLA_OK) st = mla_json_write(path, mla_json_root(doc), err);
+    mla_json_free(doc);
+    mla_free(r.rank);
+    mla_free(path);
+    return st;
+}
+
+mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, mla_log *log, mla_err *err)
+{
+    static const char *const ADDED[] = {MLA_FACTORS_FILE};
+    mla_writer_opts wo = {.dtype = gguf_dtype(base), .log = log};
+    unsigned char digest[32];
+    char *path = mla_path_join(dir, MLA_FACTORS_FILE);
+    size_t *layer = mla_alloc(f->layers, 1, sizeof *layer);
+    mla_placed placed = {0};
+    mla_status st = path && layer && f->layers ? MLA_OK : mla_fail(err, MLA_ENOMEM, "graft");
+    for (size_t i = 0; st == MLA_OK && i < f->layers; i++) layer[i] = f->result[i].layer;
+    if (st == MLA_OK) st = mla_writer_place_base(base, dir, &wo, &placed, err);
+    if (st == MLA_OK) st = mla_factors_write(path, base, f->factors, layer, f->layers, f32, digest, err);
+    if (st == MLA_OK) st = mla_writer_index(base, dir, ADDED, 1, err);
+    if (st == MLA_OK) st = write_config(dir, base, f, f32, digest, &wo, err);
+    if (st == MLA_OK)
+        mla_info(log, "base files: %zu linked, %zu cloned, %zu copied, %zu written", placed.linked, placed.cloned, placed.copied, placed.written);
+    mla_free(path);
+    mla_free(layer);
+    return st;
+}

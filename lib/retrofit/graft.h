@@ -1,0 +1,21 @@
+/* Grafting: factors beside a base, as a complete checkpoint folder. The base's shards are linked, never rewritten. */
+#ifndef MLA_RETROFIT_GRAFT_H
+#define MLA_RETROFIT_GRAFT_H
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "model/model.h"
+#include "retrofit/factorize.h"
+
+#define MLA_FACTORS_FILE "mla_factors-00001-of-00001.safetensors"
+
+/* Writes the factors of all layers to `path`; digest gets the file's sha256. Tensor names: docs/format-factors.md. */
+MLA_CHECKED mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers,
+                                         bool f32, unsigned char digest[32], mla_err *err);
+/* Reads such a file back for a base of the same shape: layer indices and factors of every full-attention layer. */
+MLA_CHECKED mla_status mla_factors_load(mla_factorization *out, bool *f32, const char *path, const mla_model *base, mla_err *err);
+
+/* Fills dir (existing) with the base's files, the factors, config.json and the index. */
+MLA_CHECKED mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, mla_log *log, mla_err *err);
+#endif

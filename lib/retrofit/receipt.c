@@ -1,0 +1,58 @@
+/* Receipt JSON: no clock, no host, no absolute path; the same inputs give the same bytes. */
+#include "retrofit/receipt.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/version.h"
+#include "io/receipt.h"
+#include "io/sha256.h"
+
+static void put_digest(mla_jv *o, const char *key, const unsigned char d[32])
+{
+    char text[80] = "sha256:";
+    mla_hex(d, 32, text + 7);
+    mla_jv_set_str(o, key, text);
+}
+
+static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manifest *m, mla_err *err)
+{
+    mla_jv_set_str(o, "schema", "mla-receipt/1");
+    mla_jv *tool = mla_jv_set_obj(o, "tool");
+    mla_jv_set_str(tool, "name", "mla-retrofit");
+    mla_jv_set_str(tool, "version", MLA_VERSION);
+    mla_jv_set_str(tool, "computed_with", c->computed_with);
+    mla_recipe_to_json(c->recipe, mla_jv_set_obj(o, "recipe"));
+    mla_jv *base = mla_jv_set_obj(o, "base");
+    mla_status st = mla_manifest_to_json(&c->in->base_files, base, err);
+    if (st != MLA_OK) return st;
+    mla_jv *cal = mla_jv_set_obj(o, "calibration");
+    mla_jv_set_f64(cal, "tokens", c->tokens);
+    put_digest(cal, "corpus_digest", c->stats_digest);
+    if (c->in->n_held) {
+        mla_jv_set_size(cal, "held_out_tokens", c->in->n_held);
+        put_digest(cal, "held_out_digest", c->in->held_digest);
+        mla_jv_set_str(cal, "held_out_from", c->in->held_from);
+    }
+    mla_factorization_to_json(c->f, mla_jv_set_arr(o, "layers"));
+    return mla_manifest_to_json(m, o, err);
+}
+
+mla_status mla_receipt_write(const char *dir, const mla_receipt_content *c, mla_pool *pool, mla_log *log, unsigned char root[32], mla_err *err)
+{
+    static const char *const SKIP[] = {MLA_RECEIPT_NAME, NULL};
+    mla_manifest m = {0};
+    mla_json *d = NULL;
+    char *path = mla_path_join(dir, MLA_RECEIPT_NAME);
+    mla_status st = path ? mla_manifest_scan(&m, dir, SKIP, pool, log, err) : mla_fail(err, MLA_ENOMEM, "path of the receipt");
+    if (st == MLA_OK) st = mla_json_new_object(&d, err);
+    if (st == MLA_OK) st = fill(mla_json_root(d), c, &m, err);
+    if (st == MLA_OK) {
+        mla_manifest_root(&m, root);
+        st = mla_json_write(path, mla_json_root(d), err);
+    }
+    mla_json_free(d);
+    mla_manifest_free(&m);
+    mla_free(path);
+    return st == MLA_OK ? st : mla_wrap(err, "receipt");
+}
