@@ -84,6 +84,16 @@ static mla_status finish(mla_build_result *out, const mla_build_opts *o, const m
     return st;
 }
 
+static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_recipe *r, mla_err *err)
+{
+    size_t rank, n;
+    const mla_config *c = mla_model_config(in->model);
+    mla_status st = mla_rank_uniform(&rank, c, r->layout, r->groups, r->budget, err);
+    if (st == MLA_OK) st = mla_factors_dims(c, r->layout, r->groups, &n, err);
+    if (st == MLA_OK) *yes = rank == n * r->groups;
+    return st;
+}
+
 mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *err)
 {
     *out = (mla_build_result){.recipe = o->recipe};
@@ -92,17 +102,20 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     mla_stats fit = {0}, held = {0};
     unsigned char key[32];
     char engine[256];
-    size_t rank;
+    bool lossless = false;
     engine_text(engine, sizeof engine, o);
-    mla_status st = o->stats ? mla_inputs_open_base(&in, &out->recipe, &o->in, err) : mla_inputs_open(&in, &out->recipe, &o->in, err);
-    if (st == MLA_OK) /* refuse an impossible budget before any work */
-        st = mla_rank_uniform(&rank, mla_model_config(in.model), out->recipe.layout, out->recipe.groups, out->recipe.budget, err);
+    mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK) st = budget_is_lossless(&lossless, &in, &out->recipe, err); /* refuses an impossible budget before any work */
+    if (st == MLA_OK && !lossless && !o->stats) st = mla_inputs_read_text(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = work_key(key, &in, &out->recipe, engine, err);
     if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
-    if (st == MLA_OK) st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
-    if (st == MLA_OK) {
-        mla_info(o->log, "solving %zu layers", fit.layers);
-        st = mla_factorize(&out->f, in.model, &out->recipe, &fit, held.layers ? &held : NULL, o->pool, err);
+    if (st == MLA_OK && lossless) {
+        mla_info(o->log, "full rank: exact factors, no statistics needed");
+        st = mla_factorize_identity(&out->f, in.model, &out->recipe, err);
+    } else if (st == MLA_OK) {
+        st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
+        if (st == MLA_OK) mla_info(o->log, "solving %zu layers", fit.layers);
+        if (st == MLA_OK) st = mla_factorize(&out->f, in.model, &out->recipe, &fit, held.layers ? &held : NULL, o->pool, err);
     }
     if (st == MLA_OK) st = finish(out, o, &in, &fit, &w, err);
     mla_stats_free(&fit);
@@ -120,7 +133,8 @@ mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_e
     mla_recipe r = o->recipe;
     mla_inputs in = {0};
     mla_stats fit = {0};
-    mla_status st = mla_inputs_open(&in, &r, &o->in, err);
+    mla_status st = mla_inputs_open_base(&in, &r, &o->in, err);
+    if (st == MLA_OK) st = mla_inputs_read_text(&in, &r, &o->in, err);
     if (st == MLA_OK) {
         mla_gather_opts g = gather_opts(o, &in, &r, NULL, false);
         st = mla_gather(&fit, &g, in.fit, in.n_fit, err);

@@ -129,6 +129,29 @@ mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_r
     return st;
 }
 
+mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, const mla_recipe *r, mla_err *err)
+{
+    const mla_config *c = mla_model_config(m);
+    size_t full = mla_config_full_layers(c), n;
+    *out = (mla_factorization){0};
+    mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
+    out->factors = mla_alloc(full, 1, sizeof *out->factors);
+    out->result = mla_alloc(full, 1, sizeof *out->result);
+    if (st == MLA_OK && (!out->factors || !out->result)) st = mla_fail(err, MLA_ENOMEM, "factors of %zu layers", full);
+    for (size_t l = 0; st == MLA_OK && l < c->layers; l++) {
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        mla_factors *f = &out->factors[out->layers];
+        st = mla_factors_new(f, r->layout, r->groups, n, n, err);
+        if (st != MLA_OK) break;
+        mla_factors_identity(f);
+        size_t keys = r->layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : c->head_dim;
+        out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = n * r->groups, .held_out = -1,
+                                                        .k_share = (double)keys / (double)(keys + c->head_dim)};
+    }
+    if (st != MLA_OK) mla_factorization_free(out);
+    return st;
+}
+
 void mla_factorization_free(mla_factorization *f)
 {
     for (size_t i = 0; i < f->layers; i++) {

@@ -15,7 +15,7 @@ typedef struct {
     size_t layer, rank;         /* rank: values per token over all groups */
     double predicted, held_out; /* share of the layer's weighted energy that is lost; held_out < 0: not measured */
     double exact;               /* the same on the fit's own statistics, with the factors as stored (bf16) */
-    double energy;              /* total, in squared output units */
+    double energy;              /* total, in squared output units; 0: exact factors, nothing was measured */
     double k_share;             /* of the latent */
     size_t floored;
     double *spectrum;           /* (n_spectrum) descending over all groups, for plots */
@@ -31,6 +31,8 @@ typedef struct {
 /* held may be NULL. */
 MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_recipe *r, const mla_stats *fit,
                                      const mla_stats *held, mla_pool *pool, mla_err *err);
+/* Full rank: the exact identity for every layer, which needs no statistics. */
+MLA_CHECKED mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, const mla_recipe *r, mla_err *err);
 void mla_factorization_free(mla_factorization *f); /* zeroed struct is fine */
 /* layers: [{layer, rank, predicted_loss, held_out_loss, stored_loss, energy, key_share}] */
 void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr);

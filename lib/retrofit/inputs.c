@@ -93,18 +93,14 @@ static mla_status read_corpora(mla_inputs *in, const mla_recipe *r, const mla_in
     return MLA_OK;
 }
 
-mla_status mla_inputs_open(mla_inputs *in, mla_recipe *recipe, const mla_input_opts *o, mla_err *err)
+mla_status mla_inputs_read_text(mla_inputs *in, const mla_recipe *recipe, const mla_input_opts *o, mla_err *err)
 {
-    mla_status st = mla_inputs_open_base(in, recipe, o, err);
-    if (st != MLA_OK) return st;
     mla_err why = {0};
     if (mla_model_tokenizer(in->model, &in->tok, &why) != MLA_OK) {
         in->tok = NULL;
         mla_info(o->log, "no tokenizer (%s): corpora must be token ids", why.msg);
     }
-    st = read_corpora(in, recipe, o, err);
-    if (st != MLA_OK) mla_inputs_close(in);
-    return st;
+    return read_corpora(in, recipe, o, err);
 }
 
 void mla_inputs_close(mla_inputs *in)

@@ -33,9 +33,9 @@ typedef struct {
     const char *held_from;         /* "file" or "every 8th row" */
 } mla_inputs;
 
-/* Opens and checks. recipe is resolved against the model here. */
-MLA_CHECKED mla_status mla_inputs_open(mla_inputs *in, mla_recipe *recipe, const mla_input_opts *o, mla_err *err);
-/* The base alone: model, manifest, digest (for solve and graft, which need no text). */
+/* Opens the base: model and manifest. The recipe is resolved against the model here. */
 MLA_CHECKED mla_status mla_inputs_open_base(mla_inputs *in, mla_recipe *recipe, const mla_input_opts *o, mla_err *err);
+/* Adds the tokenizer and the corpora; refuses fewer than 10 tokens per feature without force. */
+MLA_CHECKED mla_status mla_inputs_read_text(mla_inputs *in, const mla_recipe *recipe, const mla_input_opts *o, mla_err *err);
 void mla_inputs_close(mla_inputs *in); /* zeroed struct is fine */
 #endif

@@ -32,6 +32,16 @@ static bool same_key(const mla_workdir *w, const char *hex)
     return same;
 }
 
+static mla_status make_parent(const char *out, mla_err *err)
+{
+    const char *slash = strrchr(out, '/');
+    if (!slash || slash == out) return MLA_OK;
+    char *dir = mla_strndup(out, (size_t)(slash - out));
+    mla_status st = dir ? mla_dir_make(dir, err) : mla_fail(err, MLA_ENOMEM, "path of %s", out);
+    mla_free(dir);
+    return st;
+}
+
 mla_status mla_workdir_open(mla_workdir *w, const char *out, const unsigned char key[32], mla_log *log, mla_err *err)
 {
     *w = (mla_workdir){.out = with_suffix(out, ""), .partial = with_suffix(out, ".partial")};
@@ -40,6 +50,7 @@ mla_status mla_workdir_open(mla_workdir *w, const char *out, const unsigned char
     mla_hex(key, 32, hex);
     if (w->partial) w->work = mla_path_join(w->partial, ".mla-work");
     if (!w->out || !w->partial || !lock || !w->work) st = mla_fail(err, MLA_ENOMEM, "paths of %s", out);
+    if (st == MLA_OK) st = make_parent(w->out, err);
     if (st == MLA_OK) st = mla_lock_take(&w->lock, lock, err);
     if (st == MLA_OK && mla_path_exists(w->out)) st = mla_fail(err, MLA_EINVAL, "%s exists: choose another output or remove it", out);
     if (st == MLA_OK && mla_path_exists(w->partial)) {
