@@ -1,5 +1,5 @@
 /* Recorded answers: every position of the reference files, forced and decoded freely, on the reference path.
- * The two longest contexts run with MLA_TEST_LONG=1; SmolLM2 runs when MLA_SMOLLM2 names its .gguf. */
+ * SmolLM2 runs when MLA_SMOLLM2 names its .gguf. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,7 +176,7 @@ static void report(const char *what, const found *f)
                   f->logprob, f->margin, f->target);
 }
 
-static void run_reference(const char *model, const char *file, size_t longest, size_t want_positions)
+static void run_reference(const char *model, const char *file, size_t want_positions)
 {
     world w = world_open(model, 2);
     mla_rt *rt = world_rt(&w, (mla_rt_opts){0});
@@ -185,7 +185,7 @@ static void run_reference(const char *model, const char *file, size_t longest, s
     found f = {0}, g = {0};
     for (size_t i = 0; i < n; i++) {
         greedy += r[i].greedy;
-        if (r[i].np + r[i].n <= longest) forced(rt, &r[i], &f);
+        forced(rt, &r[i], &f);
     }
     report("forced", &f);
     ck_assert_uint_eq(f.positions, want_positions);
@@ -199,8 +199,7 @@ static void run_reference(const char *model, const char *file, size_t longest, s
 
 START_TEST(tiny_hybrid_reference)
 {
-    bool all = getenv("MLA_TEST_LONG") != NULL;
-    run_reference(NULL, "references/tiny-hybrid.json", all ? 5000 : 1100, all ? 3817 : 3817 - 512);
+    run_reference(NULL, "references/tiny-hybrid.json", 3817);
 }
 END_TEST
 
@@ -211,7 +210,7 @@ START_TEST(smollm2_reference)
         mla_test_skip("smollm2-135m-instruct-q4_1 reference", "MLA_SMOLLM2 does not name the .gguf", 1);
         return;
     }
-    run_reference(path, "references/smollm2-135m-instruct-q4_1.json", 5000, 2507);
+    run_reference(path, "references/smollm2-135m-instruct-q4_1.json", 2507);
 }
 END_TEST
 
