@@ -241,7 +241,7 @@ START_TEST(qwen35_heads_return_to_order)
     ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
     const mla_config *k = mla_model_config(gg);
     ck_assert(k->layers == 4 && k->mtp_layers == 1 && k->tied && k->attn_gate && k->qk_norm && k->rope.rot == 8);
-    ck_assert(k->layer_kind[3] == MLA_LAYER_FULL && k->layer_kind[2] == MLA_LAYER_LINEAR && k->lin_v_heads == 4 && k->lin_v_dim == 16);
+    ck_assert(k->layer_kind[3] == MLA_LAYER_FULL && k->layer_kind[2] == MLA_LAYER_LINEAR && k->lin_v_heads == 6 && k->lin_v_dim == 16);
     ck_assert(k->rope.mrope_section[0] == 2 && k->rope.mrope_section[2] == 1 && k->rope.mrope_interleaved);
     same_weights(hf, gg);
     mla_model_close(hf);
@@ -251,7 +251,7 @@ START_TEST(qwen35_heads_return_to_order)
     gb_write(&g, in_dir(dir, "bad.gguf"));
     ck_ok(mla_model_open(&gg, in_dir(dir, "bad.gguf"), &err));
     float *v;
-    ck_refused(mla_model_vec(gg, MLA_W_GDN_A_LOG, 0, 4, &v, &err), MLA_EFORMAT, "blk.0.ssm_a: entry 2: expected -exp(A_log) < 0, found 0.5");
+    ck_refused(mla_model_vec(gg, MLA_W_GDN_A_LOG, 0, 6, &v, &err), MLA_EFORMAT, "blk.0.ssm_a: entry 3: expected -exp(A_log) < 0, found 0.5");
     mla_model_close(gg);
     gb_free(&g);
     bset_free(&folder);

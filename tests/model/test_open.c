@@ -318,11 +318,16 @@ START_TEST(mtp_and_tied_heads)
         if (!strncmp(f.s.t[i].name, "mtp.", 4)) bset_drop(&f.s, f.s.t[i].name);
     bset_add(&f.s, f.c.vocab, f.c.hidden, 0, "lm_head.weight");
     bset_write(&f.s, f.dir, "model.safetensors");
+    put_text(f.dir, "generation_config.json", "{\"eos_token_id\": [4, 319, 3]}");
     ck_ok(mla_model_open(&m, f.dir, &err)); /* a re-save that lost its head: said, not hidden */
+    ck_assert(mla_model_config(m)->n_eos == 3 && mla_model_config(m)->eos[0] == 3 && mla_model_config(m)->eos[2] == 319);
     ck_assert_uint_eq(mla_model_note_count(m), 2);
     ck_assert(strstr(mla_model_note_at(m, 0), "no mtp.* tensor is stored") && strstr(mla_model_note_at(m, 1), "lm_head.weight is stored although"));
     ck_assert(mla_model_config(m)->mtp_layers == 0 && !mla_model_has(m, MLA_W_MTP_FC, 0));
     mla_model_close(m);
+    put_text(f.dir, "generation_config.json", "{\"eos_token_id\": 320}");
+    ck_refused(mla_model_open(&m, f.dir, &err), MLA_EFORMAT, "generation_config.json: eos_token_id: expected ids below 320");
+    put_text(f.dir, "generation_config.json", "{}");
     bset_find(&f.s, "lm_head.weight")->shape[0]--; /* a duplicate head must fit all the same */
     bset_find(&f.s, "lm_head.weight")->count -= f.c.hidden;
     bset_write(&f.s, f.dir, "model.safetensors");
