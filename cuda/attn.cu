@@ -128,7 +128,7 @@ static __global__ void ref_output(AttnP a, const double *logits, long long maxle
 extern "C" mla_status mla_decode_reference(const mla_decode *d, float *o, double *scratch, size_t maxlen, void *stream, mla_err *err)
 {
     AttnP a = {};
-    auto rows = [](const mla_decode_rows *r) { return DecodeRows{r->p, r->b, r->t, r->h, r->dtype == MLA_F32}; };
+    auto rows = [](const mla_decode_rows *r) { return DecodeRows{r->p, r->b, r->t, r->h, r->dtype == MLA_F32, false}; };
     auto view = [&](const mla_decode_part *p, size_t width) {
         return AttnView{p->base, d->table, d->table_stride, p->stride, p->col, (long long)width, MLA_DECODE_PAGE, d->cache, p->scale};
     };

@@ -87,6 +87,7 @@ static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, in
     __shared__ float tot[MERGE / 32], top[MERGE / 32];
     const int row = blockIdx.y, b = blockIdx.z % d.B, grp = blockIdx.z / d.B, tile = row / N, n = row % N;
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
+    grid_wait();
     const int2 sp = d.split[b];
     if (sp.x == sp.y) return;
     const size_t base = (size_t)(grp * tiles + tile) * parts;
@@ -142,7 +143,7 @@ static Choice choose(const mla_decode *d)
     Choice best = {};
     best.tiles = best.parts = 1;
     const size_t rows = d->s_q * (d->H / d->groups), rb = d->rope * d->rope_heads / 64;
-    if (d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
+    if (d->rope % 8 || d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
     const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792};
     for (const DecodeKernel *list : lists)
         for (const DecodeKernel *k = list; k->lat; k++) {
@@ -153,14 +154,15 @@ static Choice choose(const mla_decode *d)
             best.tiles = tiles;
         }
     if (!best.k) return best;
-    const DecodeSmem fixed(best.k->n, best.k->lat / 64 + best.k->rb, 0);
-    best.slots = (int)((SMEM_MAX - 1024 - fixed.bytes) / (BOX + 16));
-    best.smem = DecodeSmem(best.k->n, best.k->lat / 64 + best.k->rb, best.slots).bytes + 1024;
-    const int per_page = best.k->lat / (best.k->fp8 ? 128 : 64) + best.k->rb;
-    if (best.slots < per_page - best.k->drop + 1 || per_page + best.k->drop >= (best.k->drop ? 3 : 1) * best.slots)
-        best.k = NULL;
+    const int kb = best.k->lat / 64 + best.k->rb, per_page = best.k->lat / (best.k->fp8 ? 128 : 64) + best.k->rb;
+    const DecodeSmem fixed(best.k->n, kb, 0, best.k->solo);
+    best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (BOX + 16));
+    if (best.k->solo && best.k->fp8) best.slots -= best.slots % per_page;
+    best.smem = DecodeSmem(best.k->n, kb, best.slots, best.k->solo).bytes + 1024;
+    if (best.slots < per_page - best.k->drop + (best.k->drop ? 1 : 0) || per_page + best.k->drop >= 3 * best.slots) best.k = NULL;
     const int sms = device_attr(cudaDevAttrMultiProcessorCount);
     best.parts = sms / (best.tiles * (int)d->groups) > 0 ? sms / (best.tiles * (int)d->groups) : 1;
+    if (d->max_parts && (size_t)best.parts > d->max_parts) best.parts = (int)d->max_parts;
     return best;
 }
 
@@ -236,7 +238,9 @@ static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_deco
 
 static DecodeRows rows_of(const mla_decode_rows *r)
 {
-    DecodeRows x = {r->p, r->b, r->t, r->h, r->dtype == MLA_F32};
+    const int64_t el = r->dtype == MLA_F32 ? 4 : 2;
+    const bool vec = !((uintptr_t)r->p % 16) && !(r->b * el % 16) && !(r->t * el % 16) && !(r->h * el % 16);
+    DecodeRows x = {r->p, r->b, r->t, r->h, r->dtype == MLA_F32, vec};
     return x;
 }
 
@@ -288,9 +292,15 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     if (st) return st;
     void *args[] = {&mc, &mr, &p};
     const dim3 grid((unsigned)c.parts, (unsigned)c.tiles, (unsigned)d->groups);
-    st = cu_ok(cudaLaunchKernel(c.k->fn, grid, dim3(THREADS), args, c.smem, stream), "decode: launch", err);
+    cudaLaunchAttribute overlap = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t cfg = {};
+    cfg.gridDim = grid, cfg.blockDim = dim3((unsigned)c.k->wgs * 128 + 128), cfg.dynamicSmemBytes = c.smem;
+    cfg.stream = stream, cfg.attrs = &overlap, cfg.numAttrs = 1;
+    st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
-    merge_parts<<<dim3((unsigned)d->lat / 128, (unsigned)p.rows, (unsigned)(d->B * d->groups)), MERGE, 0, stream>>>(
-        p, c.k->n, c.tiles, c.parts, (int)d->lat);
-    return cu_ok(cudaGetLastError(), "decode: merge", err);
+    cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)p.rows, (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
+    cfg.dynamicSmemBytes = 0;
+    return cu_ok(cudaLaunchKernelEx(&cfg, merge_parts, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);
 }

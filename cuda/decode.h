@@ -45,7 +45,8 @@ typedef struct {
     float *lse;                     /* device (B, s_q, H) natural log-sum-exp of the logits, or NULL */
     float scale;
     void *ws;                       /* device workspace of mla_decode_ws_bytes */
-    int variant;                    /* 0: best for the device; 1: the plain kernel; 2: two blocks per SM where built */
+    int variant;                    /* 0: best for the device; 1: the plain kernel */
+    size_t max_parts;               /* most parts the cached tokens are cut into; 0: as many as fill the device */
 } mla_decode;
 
 /* Device bytes that plan and run need for these shapes on the current device. 0: shape not supported. */

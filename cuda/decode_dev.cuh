@@ -11,6 +11,7 @@ struct DecodeRows {
     const void *p;
     long long b, t, h;
     bool f32;
+    bool vec; /* every 8 values of a row start on 16 bytes */
 };
 
 struct DecodeP {
@@ -41,7 +42,10 @@ static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, fl
 
 /* One built kernel of the Hopper family. */
 struct DecodeKernel {
-    int lat, n, rb, fp8, minb, drop;
+    int lat, n, rb, fp8;
+    int wgs;  /* consumer warpgroups */
+    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair */
+    int drop;
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */

@@ -1,14 +1,26 @@
-/* Hopper decode kernels built for latent 512. */
-#include "cuda/decode_sm90.cuh"
+/* Hopper decode kernels built for latent 512: page-sharing, row-splitting and pair (decode_solo.cuh, decode_pair.cuh). */
+#include "cuda/decode_pair.cuh"
+#include "cuda/decode_solo.cuh"
 
-#define K(N, RB, FP8, DROP) {512, N, RB, FP8, 1, DROP, (const void *)decode_sm90<512, N, RB, FP8, 1, DROP>}
+#define SOLO(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, (const void *)decode_solo<512, N, RB, FP8, NW, false>}
+#define ROWS(N, RB, FP8, NW) {512, N * NW, RB, FP8, NW, 1, 0, (const void *)decode_solo<512, N, RB, FP8, NW, true>}
+#define PAIR(N, RB, FP8, DROP) {512, N, RB, FP8, 2, 0, DROP, (const void *)decode_pair<512, N, RB, FP8, DROP>}
 extern const DecodeKernel mla_decode_k512[] = {
-    K(16, 1, false, 0), K(16, 1, true, 0),
-    K(24, 1, false, 0), K(24, 1, true, 0),
-    K(32, 1, false, 0), K(32, 1, true, 0),
-    K(48, 1, false, 0), K(48, 1, true, 0),
-    K(64, 1, false, 0), K(64, 1, true, 0),
-    K(24, 4, false, 0), K(24, 4, true, 0),
-    K(48, 4, false, 0), K(48, 4, true, 0),
+    SOLO(16, 1, false, 2),
+    SOLO(16, 1, true, 3),
+    SOLO(24, 1, false, 2),
+    SOLO(24, 1, true, 3),
+    SOLO(32, 1, false, 2),
+    SOLO(32, 1, true, 2),
+    ROWS(24, 1, false, 2),
+    ROWS(24, 1, true, 2),
+    ROWS(32, 1, false, 2),
+    ROWS(32, 1, true, 2),
+    ROWS(24, 1, false, 3),
+    ROWS(24, 1, true, 3),
+    SOLO(24, 4, false, 2),
+    SOLO(24, 4, true, 3),
+    ROWS(24, 4, false, 2),
+    ROWS(24, 4, true, 2),
     {},
 };

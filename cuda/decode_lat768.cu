@@ -1,11 +1,18 @@
-/* Hopper decode kernels built for latent 768. */
-#include "cuda/decode_sm90.cuh"
+/* Hopper decode kernels built for latent 768: page-sharing, row-splitting and pair (decode_solo.cuh, decode_pair.cuh). */
+#include "cuda/decode_pair.cuh"
+#include "cuda/decode_solo.cuh"
 
-#define K(N, RB, FP8, DROP) {768, N, RB, FP8, 1, DROP, (const void *)decode_sm90<768, N, RB, FP8, 1, DROP>}
+#define SOLO(N, RB, FP8, NW) {768, N, RB, FP8, NW, NW, 0, (const void *)decode_solo<768, N, RB, FP8, NW, false>}
+#define ROWS(N, RB, FP8, NW) {768, N * NW, RB, FP8, NW, 1, 0, (const void *)decode_solo<768, N, RB, FP8, NW, true>}
+#define PAIR(N, RB, FP8, DROP) {768, N, RB, FP8, 2, 0, DROP, (const void *)decode_pair<768, N, RB, FP8, DROP>}
 extern const DecodeKernel mla_decode_k768[] = {
-    K(16, 1, false, 0), K(16, 1, true, 0),
-    K(24, 1, false, 0), K(24, 1, true, 0),
-    K(48, 1, false, 0), K(48, 1, true, 0),
-    K(24, 4, false, 0), K(24, 4, true, 0),
+    SOLO(16, 1, false, 2),
+    SOLO(16, 1, true, 2),
+    SOLO(24, 1, false, 2),
+    SOLO(24, 1, true, 2),
+    ROWS(24, 1, false, 2),
+    ROWS(24, 1, true, 2),
+    SOLO(24, 4, false, 2),
+    SOLO(24, 4, true, 2),
     {},
 };

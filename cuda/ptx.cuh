@@ -44,6 +44,20 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* Programmatic launches: this grid waits until the one before is complete and visible; lets the next one start. */
+static __device__ __forceinline__ void grid_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void grid_release(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MLA_HOPPER 1
 static __device__ __forceinline__ uint64_t evict_first_policy(void)
@@ -90,6 +104,11 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr)
 static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(addr), "r"(v) : "memory");
+}
+/* Two such matrices; lanes 0-7 address the columns of the first, lanes 8-15 of the second. */
+static __device__ __forceinline__ void stmatrix_trans2(uint32_t addr, uint32_t v0, uint32_t v1)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(v0), "r"(v1) : "memory");
 }
 /* Two e4m3 values (low byte first) as f16x2, exact. */
 static __device__ __forceinline__ uint32_t e4m3x2_f16x2(uint16_t two)

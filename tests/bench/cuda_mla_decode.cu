@@ -95,6 +95,7 @@ struct Bench {
 int main(int argc, char **argv)
 {
     if (!cut_has_gpu()) return cut_skip_all("bench_cuda_mla_decode", 1);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     const int rounds = argc > 1 ? atoi(argv[1]) : 3;
     double read_bw = 0, copy_bw = 0;
     ceilings(&read_bw, &copy_bw);

@@ -1,0 +1,415 @@
+/* The solo kernel: NW consumer warpgroups that never wait for each other inside a sequence: one multiplies while another
+ * takes its softmax. Each keeps a whole O for its N query rows.
+ * SPLIT = false: they share the rows and take every NW-th page; at the end of a sequence (or of the block's part of it)
+ * warpgroup 0 gathers the sums through the space of the queries.
+ * SPLIT = true: each has N rows of its own (NW N per block) and reads every page. */
+#ifndef MLA_CUDA_DECODE_SOLO_CUH
+#define MLA_CUDA_DECODE_SOLO_CUH
+#include "cuda/decode_sm90.cuh"
+
+#ifdef MLA_HOPPER
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
+    using RingPos = RingPosOf<FP8 ? 0 : 1>; /* e4m3: the ring is a whole number of pages */
+    static constexpr int NB = FP8 ? LAT / 128 : LAT / 64, PER = NB + RB, TILES = LAT / 64, NC = N / 4, ALL = NW * 128,
+                         NT = SPLIT ? NW * N : N; /* query rows of the block */
+    const DecodeP &d;
+    char *smem;
+    uint32_t base;
+    DecodeSmem sm;
+    int wg, w, lane, g, c, t;
+    float acc[TILES][N / 2], m[NC], l[NC];
+    RingPos pos;
+    uint32_t turns; /* parity of this warpgroup's next turn */
+
+    __device__ __forceinline__ Solo(const DecodeP &d_, char *smem_, const DecodeSmem &sm_)
+        : d(d_), smem(smem_), base(smem_u32(smem_)), sm(sm_), pos{0, 0}, turns(0)
+    {
+        wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), t = threadIdx.x & 127, w = __shfl_sync(~0u, t >> 5, 0);
+        lane = t & 31, g = lane >> 2, c = lane & 3;
+    }
+    __device__ __forceinline__ uint32_t slot_addr(RingPos r) const { return base + sm.ring + r.slot * BOX; }
+    __device__ __forceinline__ void wait_full(RingPos r) const { mbar_wait(base + sm.bars + r.slot * 8, r.phase); }
+    __device__ __forceinline__ void release(RingPos r) const
+    {
+        mbar_arrive_if(base + sm.bars + (d.slots + r.slot) * 8, lane == 0);
+    }
+    /* A barrier's parity tells two uses of a slot apart, not three: a warpgroup looks at the boxes of its page only after
+     * the owner of the page before has seen all of its own, so no slot can be a whole use behind. */
+    __device__ __forceinline__ uint32_t order_bar(int of) const { return base + sm.bars + (2 * d.slots + of) * 8; }
+    __device__ __forceinline__ void take_turn(bool first)
+    {
+        if (SPLIT || first) return;
+        mbar_wait(order_bar(wg), turns);
+        turns ^= 1;
+    }
+    __device__ __forceinline__ void pass_turn(bool last) const
+    {
+        if (!SPLIT) mbar_arrive_if(order_bar(wg + 1 == NW ? 0 : wg + 1), t == 0 && !last);
+    }
+    __device__ __forceinline__ uint32_t q_addr(int box) const { return base + sm.q + (box * NT + (SPLIT ? wg * N : 0)) * 128; }
+    __device__ __forceinline__ uint32_t p_addr() const { return base + sm.p + wg * N * 128; }
+
+    __device__ __forceinline__ void qk_fp8(float (&s)[N / 2])
+    {
+        uint32_t a[2][2][4];
+        const int row = 16 * w + tok8(g), sw = row & 7;
+#pragma unroll
+        for (int h = 0; h < LAT / 64 + RB; h++) { /* 64 latents or rotary dims at a time */
+            const bool rope = h >= LAT / 64;
+            const RingPos r = pos.at(rope ? NB + h - LAT / 64 : h >> 1, d.slots);
+            const uint32_t at = slot_addr(r);
+            const uint32_t lo = rope ? at + row * 64 + c * 16 : at + row * 128 + ((((h & 1) * 4 + c) ^ sw) << 4);
+            qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_addr(h), h == 0);
+        }
+        wgmma_wait<0>();
+        wgmma_pin(s);
+#pragma unroll
+        for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
+    }
+    __device__ __forceinline__ void qk_bf16_page(float (&s)[N / 2])
+    {
+#pragma unroll
+        for (int h = 0; h < PER; h++) {
+            const RingPos r = pos.at(h, d.slots);
+            if (h == 0) wgmma_pin(s);
+            if (h == 0) wgmma_fence();
+            qk_bf16<N, 4>(s, slot_addr(r), q_addr(h));
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(s);
+#pragma unroll
+        for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
+    }
+
+    __device__ __forceinline__ void zero_tail(int valid) const
+    {
+#pragma unroll 1
+        for (int b = 0; b < NB; b++) {
+            const RingPos r = pos.at(b, d.slots);
+            for (int i = valid * 8 + t; i < 64 * 8; i += 128)
+                *(uint4 *)(smem + sm.ring + r.slot * BOX + i * 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+
+    __device__ __forceinline__ void pv_load(uint32_t (&v)[4], uint32_t at, int ks) const
+    {
+        const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int tk = tok8(2 * c + (e & 1)) + 8 * (e >> 1); /* within 16 tokens; 16 ks keeps the swizzle's phase */
+            asm volatile("ld.shared.u32 %0, [%1];"
+                         : "=r"(v[e])
+                         : "r"(at + ks * 2048 + tk * 128 + ((ch ^ (tk & 7)) << 4) + off));
+        }
+    }
+    __device__ __forceinline__ void pv_fp8()
+    {
+        uint32_t a[2][2][4], v[2][4];
+        const uint32_t p = p_addr();
+#pragma unroll
+        for (int i = 0; i < NB; i++) {
+            const RingPos r = pos.at(i, d.slots);
+            const uint32_t at = slot_addr(r);
+            if (i == 0) pv_load(v[0], at, 0);
+#pragma unroll
+            for (int ks = 0; ks < 4; ks++) {
+                if (ks < 3) pv_load(v[(ks + 1) & 1], at, ks + 1);
+                else if (i + 1 < NB) pv_load(v[0], slot_addr(pos.at(i + 1, d.slots)), 0);
+                if (i || ks > 1) wgmma_wait<1>();
+                pv_frags(a[ks & 1], v[ks & 1]);
+                if (i == 0 && ks == 0)
+#pragma unroll
+                    for (int j = 0; j < TILES; j++) wgmma_pin(acc[j]);
+                wgmma_fence();
+                Wgmma<N>::template rs<true>(acc[2 * i], a[ks & 1][0], wgmma_desc(p + ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * i + 1], a[ks & 1][1], wgmma_desc(p + ks * 32));
+                wgmma_commit();
+            }
+            release(r); /* its bytes are in registers */
+        }
+        wgmma_wait<0>();
+    }
+    __device__ __forceinline__ void pv_bf16()
+    {
+        const uint32_t p = p_addr();
+#pragma unroll
+        for (int j = 0; j < TILES; j++) wgmma_pin(acc[j]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < NB; i++) {
+            const RingPos r = pos.at(i, d.slots);
+#pragma unroll
+            for (int ks = 0; ks < 4; ks++)
+                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_desc(slot_addr(r) + ks * 2048), wgmma_desc(p + ks * 32));
+            wgmma_commit();
+            if (i) {
+                wgmma_wait<1>();
+                release(pos.at(i - 1, d.slots));
+            }
+        }
+        wgmma_wait<0>();
+        release(pos.at(NB - 1, d.slots));
+    }
+
+    /* Over the 8 lanes g of each warp (max or sum), then the warps' results into red; ends with the warpgroup's barrier.
+     * Columns 8j + 2c + {0,1} of warp i: float2 number (4j + c) * 4 + i. */
+    template <bool MAX> __device__ __forceinline__ void column_reduce(const float (&v)[NC])
+    {
+        float2 *red = (float2 *)(smem + sm.red) + wg * N * 2;
+        float2 x[N / 8];
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) x[j] = make_float2(v[2 * j], v[2 * j + 1]);
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1)
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) {
+                const float ax = __shfl_xor_sync(~0u, x[j].x, o), ay = __shfl_xor_sync(~0u, x[j].y, o);
+                x[j].x = MAX ? fmaxf(x[j].x, ax) : x[j].x + ax;
+                x[j].y = MAX ? fmaxf(x[j].y, ay) : x[j].y + ay;
+            }
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+            if (g == 0) red[(4 * j + c) * 4 + w] = x[j];
+        bar_sync(BAR_WG + wg, 128);
+    }
+
+    __device__ __forceinline__ void softmax(float (&s)[N / 2], int blk, int len, int min_limit)
+    {
+        const float2 *sc = (const float2 *)(smem + sm.colscale) + (SPLIT ? wg * N / 2 : 0);
+        const int2 *lim = (const int2 *)(smem + sm.limit) + (SPLIT ? wg * N / 2 : 0);
+        float v[NC];
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            const float2 k = sc[4 * j + c];
+            s[4 * j] *= k.x, s[4 * j + 1] *= k.y, s[4 * j + 2] *= k.x, s[4 * j + 3] *= k.y;
+        }
+        if (blk * 64 + 64 > min_limit) {
+            const int token = blk * 64 + 16 * w + (FP8 ? tok8(g) : g);
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) {
+                const int2 k = lim[4 * j + c];
+                if (token >= k.x) s[4 * j] = -CUDART_INF_F;
+                if (token >= k.y) s[4 * j + 1] = -CUDART_INF_F;
+                if (token + 8 >= k.x) s[4 * j + 2] = -CUDART_INF_F;
+                if (token + 8 >= k.y) s[4 * j + 3] = -CUDART_INF_F;
+            }
+            if (len - blk * 64 < 64) zero_tail(len - blk * 64);
+        }
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) v[2 * j] = fmaxf(s[4 * j], s[4 * j + 2]), v[2 * j + 1] = fmaxf(s[4 * j + 1], s[4 * j + 3]);
+        column_reduce<true>(v);
+        const float4 *red = (const float4 *)(smem + sm.red) + wg * N;
+        float4 r[N / 8][2];
+        float alpha[NC];
+        bool moved = false;
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) r[j][0] = red[(4 * j + c) * 2], r[j][1] = red[(4 * j + c) * 2 + 1];
+#pragma unroll
+        for (int i = 0; i < NC; i++) {
+            const float4 x = r[i >> 1][0], y = r[i >> 1][1];
+            const float mx = i & 1 ? fmaxf(fmaxf(m[i], fmaxf(x.y, x.w)), fmaxf(y.y, y.w))
+                                   : fmaxf(fmaxf(m[i], fmaxf(x.x, x.z)), fmaxf(y.x, y.z));
+            const float use = mx == -CUDART_INF_F ? 0.f : mx;
+            alpha[i] = exp2_fast(m[i] - use);
+            moved |= mx != m[i];
+            m[i] = mx;
+            const int k = 4 * (i >> 1) + (i & 1);
+            s[k] = exp2_fast(s[k] - use);
+            s[k + 2] = exp2_fast(s[k + 2] - use);
+            l[i] = l[i] * alpha[i] + (s[k] + s[k + 2]);
+        }
+        /* two 8 x 8 blocks a column group: tokens 16w + 0..7 and + 8..15; lanes 0-7 and 8-15 address their columns */
+        const int r8 = lane & 7, hi = (lane >> 3) & 1;
+        const uint32_t row = p_addr() + r8 * 128 + (((2 * w + hi) ^ r8) << 4);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+            stmatrix_trans2(row + 8 * j * 128, pack2<FP8>(s[4 * j], s[4 * j + 1]), pack2<FP8>(s[4 * j + 2], s[4 * j + 3]));
+        fence_async_smem();
+        bar_sync(BAR_WG + wg, 128);
+        if (__any_sync(~0u, moved))
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int j = 0; j < N / 2; j++) acc[i][j] *= alpha[2 * (j / 4) + (j & 1)];
+    }
+
+    __device__ __forceinline__ void page(int blk, int len, int min_limit, bool first, bool last)
+    {
+        take_turn(first);
+#pragma unroll
+        for (int i = 0; i < PER; i++) wait_full(pos.at(i, d.slots));
+        pass_turn(last);
+        float s[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) s[i] = 0.f;
+        if constexpr (FP8) qk_fp8(s);
+        else qk_bf16_page(s);
+        softmax(s, blk, len, min_limit);
+        if constexpr (FP8) pv_fp8();
+        else pv_bf16();
+    }
+
+    __device__ __forceinline__ void begin()
+    {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) acc[i][j] = 0.f;
+#pragma unroll
+        for (int j = 0; j < NC; j++) m[j] = -CUDART_INF_F, l[j] = 0.f;
+    }
+
+    /* l becomes the warpgroup's sum over its tokens. */
+    __device__ __forceinline__ void total()
+    {
+        column_reduce<false>(l);
+        const float2 *red = (const float2 *)(smem + sm.red) + wg * N * 2;
+#pragma unroll
+        for (int i = 0; i < NC; i++) l[i] = 0.f;
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) l[2 * j] += red[(4 * j + c) * 4 + i].x, l[2 * j + 1] += red[(4 * j + c) * 4 + i].y;
+    }
+
+    /* Sums of all warpgroups into warpgroup 0, scaled to the common maximum; m and l become the block's. */
+    __device__ __forceinline__ void gather()
+    {
+        float *stat = (float *)(smem + sm.p) + wg * 2 * N; /* P is free: every product with it is done */
+        bar_sync(BAR_ALL, ALL);
+#pragma unroll
+        for (int i = 0; i < NC; i++) {
+            const int n = 8 * (i >> 1) + 2 * c + (i & 1);
+            if (w == 0 && g == 0) stat[n] = m[i], stat[N + n] = l[i];
+        }
+        bar_sync(BAR_ALL, ALL);
+        float scale[NC];
+#pragma unroll
+        for (int i = 0; i < NC; i++) {
+            const float *st = (const float *)(smem + sm.p) + 8 * (i >> 1) + 2 * c + (i & 1);
+            float mx = -CUDART_INF_F, sum = 0.f;
+#pragma unroll
+            for (int k = 0; k < NW; k++) mx = fmaxf(mx, st[k * 2 * N]);
+            const float use = mx == -CUDART_INF_F ? 0.f : mx;
+#pragma unroll
+            for (int k = 0; k < NW; k++) sum += st[k * 2 * N + N] * exp2_fast(st[k * 2 * N] - use);
+            scale[i] = exp2_fast(m[i] - use);
+            m[i] = mx, l[i] = sum;
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) acc[i][j] *= scale[2 * (j / 4) + (j & 1)];
+        float *box = (float *)(smem + sm.q); /* half of O fits the queries' space */
+#pragma unroll
+        for (int k = 1; k < NW; k++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (wg == k)
+#pragma unroll
+                    for (int i = 0; i < TILES / 2; i++)
+#pragma unroll
+                        for (int j = 0; j < N / 2; j++) box[(i * (N / 2) + j) * 128 + t] = acc[half * (TILES / 2) + i][j];
+                bar_sync(BAR_ALL, ALL);
+                if (wg == 0)
+#pragma unroll
+                    for (int i = 0; i < TILES / 2; i++)
+#pragma unroll
+                        for (int j = 0; j < N / 2; j++) acc[half * (TILES / 2) + i][j] += box[(i * (N / 2) + j) * 128 + t];
+                bar_sync(BAR_ALL, ALL);
+            }
+    }
+
+    __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
+    {
+        total();
+        if constexpr (!SPLIT) {
+            gather();
+            if (wg) return;
+        }
+        const int own = SPLIT ? wg * N : 0;
+#pragma unroll
+        for (int k = 0; k < NC; k++) {
+            const int n = own + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n;
+            if (row >= d.rows) continue;
+            const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
+            const int tk = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
+            const size_t oo = (size_t)(b * d.o.b + tk * d.o.t + h * d.o.h);
+            const size_t po = ((size_t)part_slot * NT + n) * LAT;
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int lat = FP8 ? 128 * (i >> 1) + (8 * w + g) * 4 + 2 * (i & 1) + half : 64 * i + 16 * w + g + 8 * half;
+                    const float x = acc[i][4 * (k >> 1) + 2 * half + (k & 1)] * inv;
+                    if (whole) store_f32((void *)d.o.p, d.o.f32, oo + lat, x);
+                    else if (!FP8) d.po[po + lat] = x;
+                }
+            if (FP8 && !whole)
+#pragma unroll
+                for (int i = 0; i < TILES; i += 2) { /* a thread's four latents of a box lie side by side */
+                    const int e = 4 * (k >> 1) + (k & 1);
+                    *(float4 *)(d.po + po + 64 * i + (8 * w + g) * 4) =
+                        make_float4(acc[i][e] * inv, acc[i][e + 2] * inv, acc[i + 1][e] * inv, acc[i + 1][e + 2] * inv);
+                }
+            if (w == 0 && g == 0) {
+                const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
+                if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
+                else if (d.lse) d.lse[((size_t)b * d.s_q + tk) * d.H + h] = lse2 * 0.693147180559945f;
+            }
+        }
+    }
+};
+
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT>
+static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem, const DecodeSmem &sm)
+{
+    using S = Solo<LAT, N, RB, FP8, NW, SPLIT>;
+    S k(d, smem, sm);
+    const int2 from = d.begin[blockIdx.x], to = d.begin[blockIdx.x + 1];
+    uint32_t done = 0; /* pages of this block's earlier sequences */
+    for (int b = from.x; b <= to.x && b < d.B; b++) {
+        const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
+        if (i0 >= i1) continue;
+        bar_sync(BAR_ALL, S::ALL);
+        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len);
+        fence_async_smem();
+        bar_sync(BAR_ALL, S::ALL);
+        k.begin();
+        for (int blk = i0 + (SPLIT ? 0 : k.wg); blk < i1; blk += SPLIT ? 1 : NW) {
+            const uint32_t box = (done + (uint32_t)(blk - i0)) * S::PER;
+            k.pos.slot = (int)(box % (uint32_t)d.slots);
+            k.pos.phase = box / (uint32_t)d.slots & 1;
+            k.page(blk, len, len - d.s_q + 1, blk == i0, blk + 1 == i1);
+        }
+        done += (uint32_t)(i1 - i0);
+        k.finish(b, i0 == 0 && i1 == n,
+                 ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 2 + (i0 > 0 ? 0 : 1));
+    }
+}
+#endif
+
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT>
+__global__ void __launch_bounds__(NW * 128 + 128, 1)
+    decode_solo(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
+{
+#ifdef MLA_HOPPER
+    extern __shared__ __align__(1024) char smem_raw[];
+    char *smem = smem_1024(smem_raw);
+    const DecodeSmem sm(SPLIT ? NW * N : N, LAT / 64 + RB, d.slots, SPLIT ? 1 : NW);
+    const uint32_t base = smem_u32(smem);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < NW; i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
+    init_ring(base + sm.bars, d.slots, SPLIT ? 4 * NW : 4);
+    grid_wait();
+    if (threadIdx.x >= NW * 128) {
+        regs_shrink<24>();
+        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0>(&mc, &mr, d, base, sm);
+    } else {
+        regs_grow<NW == 2 ? 240 : 160>();
+        consume_solo<LAT, N, RB, FP8, NW, SPLIT>(d, smem, sm);
+    }
+#endif
+}
+#endif
