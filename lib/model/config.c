@@ -143,11 +143,18 @@ static void read_layer_types(mla_rd *t, mla_config *c, const mla_arch_group *g)
             char q[96];
             if (s && !strcmp(s, "full_attention")) c->layer_kind[i] = MLA_LAYER_FULL;
             else if (s && hybrid && !strcmp(s, "linear_attention")) c->layer_kind[i] = MLA_LAYER_LINEAR;
-            else if (s && !hybrid && !strcmp(s, "sliding_attention")) c->layer_kind[i] = MLA_LAYER_FULL;
+            else if (s && (g->flags & MLA_AF_USE_SLIDING) && !strcmp(s, "sliding_attention")) c->layer_kind[i] = MLA_LAYER_FULL;
             else
                 mla_rd_fail(t, MLA_EUNSUPPORTED, "layer_types", "entry %zu: \"%s\" is not supported here", i,
                             s ? mla_printable(s, q, sizeof q) : mla_jv_kind(v));
         }
+}
+
+static bool lists_sliding(mla_rd *t)
+{
+    for (const mla_jv *v = mla_jv_first(mla_rd_get(t, "layer_types")); v; v = mla_jv_next(v))
+        if (mla_jv_is_str(v) && !strcmp(mla_jv_str(v), "sliding_attention")) return true;
+    return false;
 }
 
 static void read_sliding(mla_rd *t, mla_config *c, const mla_arch_group *g)
@@ -157,8 +164,8 @@ static void read_sliding(mla_rd *t, mla_config *c, const mla_arch_group *g)
     size_t w = mla_rd_size(t, "sliding_window", 0, MLA_MAX_POS, absent ? 4096 : 0);
     if (g->flags & MLA_AF_USE_SLIDING) {
         if (!mla_rd_bool(t, "use_sliding_window", false)) w = 0;
-        /* layers from max_window_layers on slide; none when that is past the end and layer_types names none */
-        if (!mla_rd_get(t, "layer_types") && mla_rd_size(t, "max_window_layers", 0, MLA_MAX_POS, 28) >= c->layers) w = 0;
+        /* which layers slide: those layer_types names, or without it those from max_window_layers on */
+        if (mla_rd_get(t, "layer_types") ? !lists_sliding(t) : mla_rd_size(t, "max_window_layers", 0, MLA_MAX_POS, 28) >= c->layers) w = 0;
     }
     c->sliding_window = w >= c->max_pos ? 0 : w;
 }

@@ -121,7 +121,8 @@ static void read_width(mla_rd *rope, mla_rd *text, mla_config *c, const mla_arch
     mla_rope_config *r = &c->rope;
     double partial = either(rope, text, "partial_rotary_factor", 0, 1, g->partial);
     r->rot = c->family == MLA_FAM_DEEPSEEK ? c->qk_rope_dim : (size_t)((double)c->head_dim * partial);
-    r->interleaved_pairs = c->family == MLA_FAM_DEEPSEEK && mla_rd_bool(text, "rope_interleave", true);
+    bool choice = c->family == MLA_FAM_DEEPSEEK && strcmp(g->name, "deepseek_v2"); /* v2 has no key: always pairs */
+    r->interleaved_pairs = choice ? mla_rd_bool(text, "rope_interleave", true) : c->family == MLA_FAM_DEEPSEEK;
     if (r->rot < 2 || r->rot % 2)
         mla_rd_fail(text, MLA_EFORMAT, c->family == MLA_FAM_DEEPSEEK ? "qk_rope_head_dim" : "partial_rotary_factor",
                     "%zu of %zu head dims rotate: expected an even number of at least 2", r->rot, c->head_dim);

@@ -147,6 +147,47 @@ START_TEST(retrofits_and_kv_scheme)
 }
 END_TEST
 
+static mla_status parse(mla_config *c, const char *text, mla_err *err)
+{
+    mla_json *d = NULL;
+    mla_status st = mla_json_parse(&d, text, strlen(text), "text", err);
+    if (st == MLA_OK) st = mla_config_from_json(c, mla_json_root(d), err);
+    mla_json_free(d);
+    return st;
+}
+
+#define QWEN3 "\"architectures\":[\"Qwen3ForCausalLM\"],\"vocab_size\":9,\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":2," \
+              "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":64,\"sliding_window\":16"
+
+START_TEST(sliding_windows)
+{
+    static const struct {
+        const char *more;
+        size_t want;
+    } W[] = {
+        {"", 0}, /* use_sliding_window is false unless said */
+        {",\"use_sliding_window\":true", 0}, /* max_window_layers 28 is past the end */
+        {",\"use_sliding_window\":true,\"max_window_layers\":1", 16},
+        {",\"use_sliding_window\":true,\"max_window_layers\":1,\"layer_types\":[\"full_attention\",\"full_attention\"]", 0},
+        {",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\",\"sliding_attention\"]", 16},
+    };
+    mla_err err = {0};
+    mla_config c;
+    char text[800];
+    for (size_t i = 0; i < sizeof W / sizeof *W; i++) {
+        snprintf(text, sizeof text, "{%s%s}", QWEN3, W[i].more);
+        ck_ok(parse(&c, text, &err));
+        ck_assert_msg(c.sliding_window == W[i].want, "case %zu: %zu", i, c.sliding_window);
+        mla_config_free(&c);
+    }
+    ck_ok(parse(&c, "{\"model_type\":\"mistral\",\"vocab_size\":9,\"hidden_size\":64,\"intermediate_size\":8,\"num_hidden_layers\":1,"
+                    "\"num_attention_heads\":8}", &err)); /* the key absent is 4096 in this family, 8 KV heads, type alone */
+    ck_assert(c.sliding_window == 4096 && c.kv_heads == 8 && c.max_pos == 131072);
+    ck_assert_str_eq(c.architecture, "MistralForCausalLM");
+    mla_config_free(&c);
+}
+END_TEST
+
 /* The object that holds the last part of a dotted key, and that part. */
 static mla_jv *walk(mla_jv *v, const char *dotted, char *last)
 {
@@ -259,6 +300,7 @@ Suite *model_config_suite(void)
     tcase_add_test(t, moe_is_read);
     tcase_add_test(t, llama_family);
     tcase_add_test(t, retrofits_and_kv_scheme);
+    tcase_add_test(t, sliding_windows);
     suite_add_tcase(s, t);
     t = tcase_create("bad");
     tcase_add_test(t, bad_configs);

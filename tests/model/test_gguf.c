@@ -261,6 +261,44 @@ START_TEST(qwen35_heads_return_to_order)
 }
 END_TEST
 
+/* qwen2 (biases on q, k, v) and qwen3 (QK-norm): same names, rows in order. */
+START_TEST(qwen2_and_qwen3_keep_their_rows)
+{
+    static const char *const ARCH[] = {"qwen2", "qwen3"};
+    for (size_t a = 0; a < 2; a++) {
+        mla_err err = {0};
+        mla_config c;
+        mla_model *gg;
+        mla_mat w;
+        gb g = {0};
+        float x[64 * 64];
+        char *dir = mla_test_tmpdir();
+        ck_ok(read_config(&c, "llama_v5.json", &err));
+        c.kv_heads = 2;
+        c.tied = true;
+        c.o_bias = c.mlp_bias = false;
+        c.q_bias = c.kv_bias = a == 0;
+        c.qk_norm = a == 1;
+        bset_model(&g.t, &c, "model.");
+        common_keys(&g, &c, ARCH[a]);
+        for (size_t i = 0; i < g.t.n; i++) convert(&g.t.t[i], &c, false);
+        gb_write(&g, in_dir(dir, "m.gguf"));
+        ck_ok(mla_model_open(&gg, in_dir(dir, "m.gguf"), &err));
+        const mla_config *k = mla_model_config(gg);
+        ck_assert(k->tied && k->kv_heads == 2 && k->q_bias == (a == 0) && k->qk_norm == (a == 1) && !k->o_bias);
+        ck_ok(mla_model_mat(gg, MLA_W_Q, 1, &w, &err));
+        ck_ok(mla_mat_rows(&w, 0, 64, x, &err));
+        ck_assert(!memcmp(x, bset_find(&g.t, "blk.1.attn_q.weight")->v, sizeof x));
+        ck_assert(mla_model_has(gg, MLA_W_Q_NORM, 0) == (a == 1) && mla_model_has(gg, MLA_W_K_BIAS, 0) == (a == 0));
+        mla_model_close(gg);
+        gb_free(&g);
+        mla_config_free(&c);
+        ck_ok(mla_dir_remove(dir, &err));
+        mla_free(dir);
+    }
+}
+END_TEST
+
 /* The divisors of llama3 scaling, as a converter derives them from factor 8, low 1, high 4, context 8192. */
 static void llama3_divisors(float *d, size_t rot, double theta)
 {
@@ -370,6 +408,7 @@ Suite *model_gguf_suite(void)
     TCase *t = tcase_create("gguf");
     tcase_add_test(t, llama_rows_return_to_order);
     tcase_add_test(t, qwen35_heads_return_to_order);
+    tcase_add_test(t, qwen2_and_qwen3_keep_their_rows);
     tcase_add_test(t, rope_freqs_are_llama3_scaling);
     tcase_add_test(t, gguf_defects_are_named);
     suite_add_tcase(s, t);
