@@ -42,6 +42,12 @@ mla_status verify_open(verify_model *out, cli *c, const char *path, const verify
     return st;
 }
 
+mla_status verify_not_usage(mla_status st, mla_err *err)
+{
+    if (st == MLA_EINVAL) st = err->status = MLA_EUNSUPPORTED;
+    return st;
+}
+
 void verify_close(verify_model *m)
 {
     mla_rt_close(m->rt);

@@ -23,6 +23,9 @@ typedef struct { /* a model ready to run; verify_close frees all, zeroed struct 
 } verify_model;
 MLA_CHECKED mla_status verify_open(verify_model *out, cli *c, const char *path, const verify_run *r, mla_backend *be, mla_err *err);
 void verify_close(verify_model *m);
+/* Once the command line was accepted and the models are open, what a run refuses (an FP8 cache without scales) is the
+ * model's fault: MLA_EINVAL becomes MLA_EUNSUPPORTED, exit 3. */
+mla_status verify_not_usage(mla_status st, mla_err *err);
 
 /* "tool": {name, version}. */
 void verify_put_tool(mla_jv *doc, const cli *c);

@@ -160,7 +160,7 @@ static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
     mla_verdict v;
     mla_parity_input in = {.model = w->model.rt, .base = w->base.rt, .ref = a->reference ? &w->ref : NULL};
     if (w->corpus.ids.n) in.corpus = w->corpus.ids.id, in.n_corpus = w->corpus.ids.n, in.row_tokens = a->row_tokens;
-    mla_status st = mla_parity_run(&w->result, &in, &a->p, err);
+    mla_status st = verify_not_usage(mla_parity_run(&w->result, &in, &a->p, err), err);
     if (st == MLA_OK) st = begin_doc(w, c, a, err);
     if (st != MLA_OK) return st;
     mla_jv *doc = mla_json_root(w->doc);

@@ -58,9 +58,8 @@ static mla_status record(cli *c, const args *a, mla_err *err)
     if (st == MLA_OK) st = verify_open(&m, c, c->arg[0], &a->run, be, err);
     if (st == MLA_OK) st = read_prompts(&p, a, m.model, err);
     if (st == MLA_OK) st = mla_identity_of(&id, m.model, pool, NULL, err);
-    if (st == MLA_OK)
-        st = mla_record(&r, m.rt, &p,
-                        &(mla_record_opts){.max_tokens = a->max_tokens, .chunk = a->chunk, .min_margin = a->min_margin, .log = &c->log}, err);
+    mla_record_opts o = {.max_tokens = a->max_tokens, .chunk = a->chunk, .min_margin = a->min_margin, .log = &c->log};
+    if (st == MLA_OK) st = verify_not_usage(mla_record(&r, m.rt, &p, &o, err), err);
     if (st == MLA_OK) st = label(&r, c, a, &id, err);
     if (st == MLA_OK) st = mla_reference_write(&r, a->out, err);
     if (st == MLA_OK) mla_info(&c->log, "%s: %zu cases, %zu positions", a->out, r.n, mla_reference_positions(&r));
@@ -103,6 +102,8 @@ mla_status cmd_verify_record(cli *c, int argc, char **argv, mla_err *err)
         st = mla_fail(err, MLA_EINVAL, "missing %s; usage: %s %s %s", a.out ? "--prompts" : "--out", c->program, c->command, spec.args);
     else if (!(a.min_margin >= 0))
         st = mla_fail(err, MLA_EINVAL, "--min-margin: expected a value of at least 0, found %g", a.min_margin);
+    else if (!a.max_tokens)
+        st = mla_fail(err, MLA_EINVAL, "--max-tokens: expected at least 1, found 0");
     else
         st = record(c, &a, err);
     cli_list_free(&a.prompts);

@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034  # used by the scripts that source this
 # What the end-to-end scripts share: running a program, checking exit code and text, counting. Sourced, not run.
 BUILD=${BUILD:-build}
 ROOT=${MLA_ROOT:-$(pwd)}
