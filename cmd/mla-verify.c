@@ -6,6 +6,7 @@ static const cli_command COMMANDS[] = {
     {"record", "writes down a model's answers as a reference", cmd_verify_record},
     {"capacity", "cache bytes, sequences and tokens on a GPU; int32 slot limit", cmd_verify_capacity},
     {"receipts", "checks every file, config claim and tensor of a finished checkpoint", cmd_verify_receipts},
+    {"selfcheck", "attention kernels on first, middle and last cache block against fp64", cmd_verify_selfcheck},
     {"inspect", "names, dtypes, shapes, formats and scales of any checkpoint or file of this toolkit", cmd_verify_inspect},
     {NULL, NULL, NULL},
 };

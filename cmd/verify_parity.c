@@ -47,8 +47,8 @@ static mla_status check(const args *a, mla_err *err)
 {
     if (!a->reference && !a->against) return mla_fail(err, MLA_EINVAL, "nothing to compare with: give --reference FILE, --against BASE, or both");
     if (a->corpus.n && !a->against) return mla_fail(err, MLA_EINVAL, "--corpus needs --against BASE: text alone says nothing about right answers");
-    if (!(a->p.min_agreement > 0 && a->p.min_agreement < 1))
-        return mla_fail(err, MLA_EINVAL, "--min-agreement: expected a value between 0 and 1, found %g", a->p.min_agreement);
+    if (!(a->p.min_agreement >= 0 && a->p.min_agreement < 1))
+        return mla_fail(err, MLA_EINVAL, "--min-agreement: expected a value from 0 (not gated) to below 1, found %g", a->p.min_agreement);
     if (a->row_tokens < 2) return mla_fail(err, MLA_EINVAL, "--row-tokens: expected at least 2, found %zu", a->row_tokens);
     if (a->p.bootstrap.resamples < 100) return mla_fail(err, MLA_EINVAL, "--resamples: expected at least 100, found %zu", a->p.bootstrap.resamples);
     return MLA_OK;
@@ -196,7 +196,7 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
         {"rows", 0, CLI_SIZE, &a.rows, "N", "rows of the corpus to use, each its own sequence; 0: all", "8", "what to compare with"},
         {"row-tokens", 0, CLI_SIZE, &a.row_tokens, "N", "tokens per row", "1024", "what to compare with"},
         {"against-kv-dtype", 0, CLI_CHOICE, &a.against_kv, "f32|bf16|fp8", "the base's KV cache", "f32", "what to compare with"},
-        {"min-agreement", 0, CLI_DOUBLE, &a.p.min_agreement, "X", "required lower end of the 95 % Wilson interval of top-1 agreement at confident positions", "0.995", GATE},
+        {"min-agreement", 0, CLI_DOUBLE, &a.p.min_agreement, "X", "required lower end of the 95 % Wilson interval of top-1 agreement at confident positions; 0: not gated", "0.995", GATE},
         {"max-kld", 0, CLI_DOUBLE, &a.p.max_kld, "X", "largest mean KL divergence from --against, nats", "not gated", GATE},
         {"near-tie", 0, CLI_DOUBLE, &a.p.near_tie, "X", "margin in nats up to which a disagreement is a near-tie", "0.1", GATE},
         {"aa-positions", 0, CLI_SIZE, &a.p.aa_positions, "N", "positions repeated with other chunks, to find the floor; 0: none", "256", GATE},

@@ -25,7 +25,7 @@
 typedef struct {
     size_t chunk;          /* prefill chunk; 0: as large as 128 MiB of logits allow, 16..512 */
     size_t aa_positions;   /* forced positions repeated with another chunk (the A/A floor); 0: none */
-    double min_agreement;  /* gate on the Wilson lower bound of confident positions, e.g. 0.995 */
+    double min_agreement;  /* gate on the Wilson lower bound of confident positions, e.g. 0.995; 0: not gated */
     double max_kld;        /* gate on the mean KLD when a base is given; NaN: none */
     double min_margin;     /* nats, of base rows; a reference file carries its own */
     double near_tie;       /* nats: disagreements at or below are told apart (0.1) */

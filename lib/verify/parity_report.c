@@ -155,7 +155,9 @@ static void gate(gates *g, const char *name, mla_verdict v, const char *fmt, ...
 
 static void gate_agreement(gates *g, const mla_parity *p, const mla_tally *t)
 {
-    double min = p->opts.min_agreement, low = mla_wilson(t->conf_agree, t->conf_n, MLA_Z95).low;
+    double min = p->opts.min_agreement;
+    if (min <= 0) return; /* not asked for */
+    double low = mla_wilson(t->conf_agree, t->conf_n, MLA_Z95).low;
     mla_verdict v = mla_gate_agreement(t->conf_agree, t->conf_n, min);
     if (v == MLA_NO_EVIDENCE && min < 1)
         gate(g, "agreement", v, "%zu of %zu confident positions agree; at least %zu are needed to show %g", t->conf_agree, t->conf_n,

@@ -10,4 +10,5 @@ Suite *suite_report(void);
 Suite *suite_receipts(void);
 Suite *suite_inspect(void);
 Suite *suite_parity(void);
+Suite *suite_selfcheck(void);
 #endif

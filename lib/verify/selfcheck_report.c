@@ -1,0 +1,128 @@
+/* Selfcheck: which cases, the document, the table. */
+#include <stdio.h>
+#include <string.h>
+
+#include "verify/report.h"
+#include "verify/selfcheck.h"
+
+static bool same(const mla_selfcheck_shape *a, const mla_selfcheck_shape *b)
+{
+    return a->heads == b->heads && a->kv_heads == b->kv_heads && a->dim == b->dim && a->rank == b->rank && a->groups == b->groups && a->rot == b->rot;
+}
+
+size_t mla_selfcheck_shapes(mla_selfcheck_shape *out, const mla_config *c)
+{
+    static const mla_selfcheck_shape COMMON[] = {
+        {"gqa", 24, 4, 256, 0, 0, 0},           {"gqa", 9, 3, 64, 0, 0, 0},         {"latent 512 + shared key 64", 16, 1, 0, 512, 1, 64},
+        {"latent 768 + keys 4 x 64", 24, 4, 0, 768, 1, 64}, {"two groups of 384 + keys 4 x 64", 24, 4, 0, 768, 2, 64},
+    };
+    size_t n = 0;
+    if (!c) {
+        for (; n < sizeof COMMON / sizeof *COMMON; n++) out[n] = COMMON[n];
+        return n;
+    }
+    for (size_t l = 0; l < c->layers && n < 8; l++) {
+        mla_selfcheck_shape s = {.name = "gqa", .heads = c->heads, .kv_heads = c->kv_heads, .dim = c->head_dim};
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        if (c->family == MLA_FAM_DEEPSEEK) s = (mla_selfcheck_shape){"latent", c->heads, 1, 0, c->kv_lora_rank, 1, c->qk_rope_dim};
+        if (c->mla.layout == MLA_LAYOUT_N) s = (mla_selfcheck_shape){"latent", c->heads, c->kv_heads, 0, c->mla.rank[l], c->mla.groups, c->rope.rot};
+        bool seen = false; /* the rebuild layout forms whole keys: its attention is the base's */
+        for (size_t i = 0; i < n; i++) seen = seen || same(&s, &out[i]);
+        if (!seen) out[n++] = s;
+    }
+    return n;
+}
+
+static const char *dtype_name(mla_dtype t) { return t == MLA_F8_E4M3 ? "fp8" : t == MLA_BF16 ? "bf16" : "f32"; }
+
+typedef struct {
+    mla_jv *cases;
+    size_t ran, failed, skipped;
+    double worst;
+} tally;
+
+static mla_status one(tally *t, mla_backend *be, const mla_selfcheck_shape *s, const mla_selfcheck_case *c, mla_err *err)
+{
+    mla_selfcheck_result r;
+    mla_err why = {0};
+    mla_status st = mla_selfcheck_run(&r, be, s, c, &why);
+    if (st != MLA_OK && st != MLA_ENOMEM) {
+        *err = why;
+        return st;
+    }
+    bool ok = st == MLA_OK && mla_selfcheck_ok(&r);
+    mla_jv *o = mla_jv_add_obj(t->cases);
+    mla_jv_set_str(o, "shape", s->name);
+    mla_jv_set_size(o, "heads", s->heads);
+    mla_jv_set_str(o, "kv_dtype", dtype_name(c->dtype));
+    mla_jv_set_size(o, "page", c->page);
+    mla_jv_set_size(o, "queries", c->queries);
+    mla_jv_set_bool(o, "far", c->far);
+    mla_jv_set_size(o, "row_values", r.row_values);
+    mla_jv_set_size(o, "farthest_slot", r.farthest_slot);
+    mla_jv_set_str(o, "verdict", ok ? "pass" : st == MLA_OK ? "fail" : "not enough evidence");
+    if (st != MLA_OK) {
+        mla_jv_set_str(o, "reason", why.msg);
+        t->skipped++;
+        return MLA_OK;
+    }
+    mla_jv_set_f64(o, "error_over_bound", r.worst);
+    mla_jv_set_f64(o, "max_error", r.max_error);
+    mla_jv_set_size(o, "nonfinite", r.nonfinite);
+    mla_jv_set_size(o, "stored_wrong", r.stored_wrong);
+    t->ran++;
+    t->failed += !ok;
+    if (r.worst > t->worst) t->worst = r.worst;
+    return MLA_OK;
+}
+
+static mla_verdict put_gate(mla_jv *gates, const char *name, const tally *t)
+{
+    mla_verdict v = t->failed ? MLA_FAIL : t->skipped || !t->ran ? MLA_NO_EVIDENCE : MLA_PASS;
+    mla_str s = MLA_STR_MAX(512);
+    mla_str_printf(&s, "%zu of %zu cases within the bound (largest error %.3g of it)", t->ran - t->failed, t->ran, t->worst);
+    if (t->skipped) mla_str_printf(&s, "; %zu not run: no memory for the pool", t->skipped);
+    mla_jv *g = mla_jv_add_obj(gates);
+    mla_jv_set_str(g, "name", name);
+    mla_jv_set_str(g, "verdict", mla_verdict_name(v));
+    mla_jv_set_str(g, "reason", mla_str_c(&s));
+    mla_str_free(&s);
+    return v;
+}
+
+mla_status mla_selfcheck(mla_jv *doc, mla_backend *be, const mla_selfcheck_opts *o, mla_verdict *verdict, mla_err *err)
+{
+    static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3};
+    mla_selfcheck_shape shape[8];
+    size_t n = mla_selfcheck_shapes(shape, o->cfg);
+    mla_status st = MLA_OK;
+    *verdict = MLA_PASS;
+    mla_jv_set_str(doc, "verdict", "");
+    mla_jv *gates = mla_jv_set_arr(doc, "gates"), *cases = mla_jv_set_arr(doc, "cases");
+    mla_progress prog = mla_progress_begin(o->log, "selfcheck", (double)(n * (o->far ? 2 : 1)), "shapes");
+    for (size_t i = 0; i < n * (o->far ? 2 : 1) && st == MLA_OK; i++) {
+        const mla_selfcheck_shape *s = &shape[i % n];
+        tally t = {.cases = cases};
+        bool far = i >= n;
+        for (size_t k = 0; k < 3 && st == MLA_OK; k++)
+            for (size_t q = 1; q <= 5 && st == MLA_OK; q += 4) {
+                if (far && KV[k] == MLA_F32) continue; /* a pool of 8 GiB; offsets are in elements, so bf16 and fp8 say it all */
+                st = one(&t, be, s, &(mla_selfcheck_case){.dtype = KV[k], .page = q == 1 ? 64 : 16, .far = far, .queries = q}, err);
+            }
+        char name[96];
+        (void)snprintf(name, sizeof name, "%s, %zu heads%s", s->name, s->heads, far ? ", beyond int32 slots" : "");
+        mla_verdict v = put_gate(gates, name, &t);
+        if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && *verdict == MLA_PASS)) *verdict = v;
+        mla_progress_add(&prog, 1);
+    }
+    mla_jv_set_str(doc, "verdict", mla_verdict_name(*verdict));
+    if (st == MLA_OK) mla_progress_end(&prog);
+    return st;
+}
+
+void mla_selfcheck_text(mla_str *out, const mla_jv *doc)
+{
+    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
+        mla_str_printf(out, "%-20s %s: %s\n", mla_doc_str(g, "verdict", ""), mla_doc_str(g, "name", ""), mla_doc_str(g, "reason", ""));
+    mla_str_printf(out, "verdict: %s\n", mla_doc_str(doc, "verdict", "?"));
+}
