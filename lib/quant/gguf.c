@@ -17,7 +17,7 @@ static mla_status gguf_rows(const mla_qmat *m, size_t row0, size_t nrows, float 
     return MLA_OK;
 }
 
-const mla_qformat MLA_QFORMAT_GGUF = {"gguf", NULL, NULL, gguf_rows};
+const mla_qformat MLA_QFORMAT_GGUF = {"gguf", MLA_QL_GGUF, NULL, NULL, gguf_rows};
 
 mla_status mla_qmat_gguf(mla_qmat *out, const mla_gguf_tensor *t, mla_err *err)
 {
@@ -27,7 +27,8 @@ mla_status mla_qmat_gguf(mla_qmat *out, const mla_gguf_tensor *t, mla_err *err)
                         info && info->name ? info->name : "unknown");
     if (t->ndim < 1 || t->ndim > 2)
         return mla_fail(err, MLA_EUNSUPPORTED, "%s: expected a matrix or a vector, found %zu dimensions", t->name, t->ndim);
-    mla_qmat m = {.name = t->name, .format = mla_ggml_format(t->type), .ops = &MLA_QFORMAT_GGUF, .nparts = 1};
+    mla_qmat m = {.name = t->name, .format = mla_ggml_format(t->type), .ops = &MLA_QFORMAT_GGUF, .nparts = 1,
+                  .row_block = 1};
     m.in = t->ne[0];
     m.out = t->ndim == 2 ? t->ne[1] : 1;
     m.kind = t->type;

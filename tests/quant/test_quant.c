@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "quant/gguf_blocks.h"
 #include "quant/quant.h"
+#include "suites.h"
 #include "tensor/fp.h"
 
 static const struct {
@@ -278,7 +279,7 @@ START_TEST(open_by_module)
 }
 END_TEST
 
-static Suite *suite(void)
+Suite *suite_ggml(void)
 {
     Suite *s = suite_create("quant");
     TCase *c = tcase_create("quant");
@@ -292,10 +293,4 @@ static Suite *suite(void)
     tcase_add_test(c, open_by_module);
     suite_add_tcase(s, c);
     return s;
-}
-
-int main(void)
-{
-    static const mla_suite_fn SUITES[] = {suite};
-    return mla_test_main("quant", SUITES, 1);
 }

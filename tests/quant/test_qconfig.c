@@ -1,0 +1,2 @@
+#include "suites.h"
+Suite *suite_qconfig(void) { return suite_create("qconfig"); }

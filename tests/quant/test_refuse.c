@@ -1,0 +1,2 @@
+#include "suites.h"
+Suite *suite_refuse(void) { return suite_create("refuse"); }
