@@ -6,3 +6,19 @@ $(BUILD)/bench/bench_backend: tests/bench/bench_backend.c $(call objs_upto,backe
 
 bench-backend: $(BUILD)/bench/bench_backend
 	@$<
+
+# make bench: the whole table of ratios. Every anchor runs in the same minutes; tests/bench/bench.sh says how.
+BENCH_PROGS := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(filter-out tests/bench/bench_backend.c,$(wildcard tests/bench/bench_*.c)))
+$(BENCH_PROGS): $(BUILD)/bench/%: tests/bench/%.c tests/bench/lab.c tests/bench/lab.h $(BUILD)/libmla.a
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests/bench -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
+
+$(BUILD)/bench/child: tests/bench/child.c
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $<
+
+.PHONY: bench
+bench: deps
+	@scripts/deps.sh python3 python3-venv python3-pip unzip openssl
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BENCH_PROGS) $(BUILD)/bench/child
+	@BUILD=$(BUILD) tests/bench/bench.sh
