@@ -35,6 +35,8 @@ static mla_status describe(mla_qmat *out, const mla_qformat *f, const mla_qsourc
                            const mla_qscheme *want, mla_err *err)
 {
     mla_qmat m;
+    const mla_tensor *pre = mla_qpart(src, module, "pre_quant_scale");
+    if (pre) return mla_fail(err, MLA_EUNSUPPORTED, "%s: scales the inputs, which no format here does", pre->name);
     mla_status st = f->describe(&m, src, module, want, err);
     if (st) return st;
     if (f->layout != MLA_QL_DENSE && (m.out == 0 || m.in == 0))
