@@ -23,7 +23,12 @@ bool mla_isa_parse(const char *name, mla_isa *out)
     return false;
 }
 
-const char *mla_isa_name(void) { return mla_cpu_pick(MLA_ISA_AUTO)->name; }
+const char *mla_isa_name(void)
+{
+    mla_cpu_kern k;
+    (void)mla_cpu_pick(MLA_ISA_AUTO, &k); /* the portable variant at least */
+    return k.name;
+}
 
 mla_status mla_backend_open(mla_backend **out, const mla_backend_opts *opts, mla_err *err)
 {

@@ -31,15 +31,31 @@ static bool has_avx512(void)
 static bool has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-const mla_cpu_kern *mla_cpu_pick(mla_isa isa)
-{
+typedef struct {
+    mla_isa isa;
+    bool (*has)(void);
+    void (*fill)(mla_cpu_kern *k);
+} variant;
+
+static bool always(void) { return true; }
+
+static const variant VARIANTS[] = { /* best first */
 #if defined(__x86_64__)
-    bool any = isa == MLA_ISA_AUTO;
-    if ((any || isa == MLA_ISA_AVX512BF16) && has_avx512bf16()) return &mla_cpu_kern_avx512bf16;
-    if ((any || isa == MLA_ISA_AVX512) && has_avx512()) return &mla_cpu_kern_avx512;
-    if ((any || isa == MLA_ISA_AVX2) && has_avx2()) return &mla_cpu_kern_avx2;
+    {MLA_ISA_AVX512BF16, has_avx512bf16, mla_cpu_fill_avx512bf16},
+    {MLA_ISA_AVX512, has_avx512, mla_cpu_fill_avx512},
+    {MLA_ISA_AVX2, has_avx2, mla_cpu_fill_avx2},
 #endif
-    return isa == MLA_ISA_AUTO || isa == MLA_ISA_REF ? &mla_cpu_kern_ref : NULL;
+    {MLA_ISA_REF, always, mla_cpu_fill_ref},
+};
+
+bool mla_cpu_pick(mla_isa isa, mla_cpu_kern *out)
+{
+    for (size_t i = 0; i < sizeof VARIANTS / sizeof *VARIANTS; i++)
+        if ((isa == MLA_ISA_AUTO || isa == VARIANTS[i].isa) && VARIANTS[i].has()) {
+            VARIANTS[i].fill(out);
+            return true;
+        }
+    return false;
 }
 
 bool mla_cut(size_t *total, size_t *off, size_t a, size_t b, size_t size)
@@ -168,18 +184,19 @@ static const mla_backend_ops CPU_OPS = {
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)
 {
-    const mla_cpu_kern *k = mla_cpu_pick(o->isa);
-    if (!k) return mla_fail(err, MLA_EUNSUPPORTED, "the requested instruction set is missing: this CPU has at best %s", mla_isa_name());
+    mla_cpu_kern kern;
+    if (!mla_cpu_pick(o->isa, &kern)) return mla_fail(err, MLA_EUNSUPPORTED, "the requested instruction set is missing: this CPU has at best %s", mla_isa_name());
     mla_cpu *c = mla_alloc(1, 1, sizeof *c);
     if (!c) return mla_fail(err, MLA_ENOMEM, "cpu backend");
     c->base.ops = &CPU_OPS;
-    c->k = k;
+    c->kern = kern;
+    c->k = &c->kern;
     if (mla_pool_new(&c->pool, o->threads, err) != MLA_OK) {
         cpu_destroy(&c->base);
         return mla_wrap(err, "cpu backend");
     }
     c->threads = mla_pool_threads(c->pool);
-    snprintf(c->text, sizeof c->text, "cpu %s, %zu thread%s, %s", k->name, c->threads, c->threads == 1 ? "" : "s",
+    snprintf(c->text, sizeof c->text, "cpu %s, %zu thread%s, %s", kern.name, c->threads, c->threads == 1 ? "" : "s",
              mla_blas_name());
     *out = &c->base;
     return MLA_OK;

@@ -12,7 +12,8 @@ typedef struct {
     mla_backend base;
     mla_pool *pool;
     size_t threads;
-    const mla_cpu_kern *k;
+    const mla_cpu_kern *k; /* = &kern */
+    mla_cpu_kern kern;
     char *scratch;
     size_t scratch_bytes;
     char text[200];
@@ -33,8 +34,8 @@ static inline size_t mla_min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t mla_ceil_div(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err);
-/* The table of a variant this CPU can run, or NULL; AUTO gives the best. */
-const mla_cpu_kern *mla_cpu_pick(mla_isa isa);
+/* Fills the table of a variant; false when this CPU cannot run it. AUTO gives the best. */
+bool mla_cpu_pick(mla_isa isa, mla_cpu_kern *out);
 
 /* Scratch: sum sizes with mla_cut (64-byte aligned pieces, false on overflow), then take the block once per op. */
 bool mla_cut(size_t *total, size_t *off, size_t a, size_t b, size_t size);

@@ -211,10 +211,13 @@ static void tile_gram(const mla_gram_tile *t)
 
 #include "backend/cpu/keys_body.h"
 
-const mla_cpu_kern mla_cpu_kern_avx2 = {
-    .isa = MLA_ISA_AVX2, .name = "avx2", .bf16_pairs = false,
-    .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
-    MLA_ROW_KERNELS,
-};
+void mla_cpu_fill_avx2(mla_cpu_kern *k)
+{
+    *k = (mla_cpu_kern){
+        .isa = MLA_ISA_AVX2, .name = "avx2", .bf16_pairs = false,
+        .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
+        .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
+        MLA_ROW_KERNELS,
+    };
+}
 #endif

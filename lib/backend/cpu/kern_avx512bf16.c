@@ -1,10 +1,7 @@
 /* The AVX-512 variant with bf16 pair products (vdpbf16ps: two products per lane, subnormals flushed). */
 #include "backend/cpu/kernels.h"
 #if defined(__x86_64__)
-#include "backend/cpu/rows_body.h"
 #include "backend/cpu/tile_avx512.h"
-
-static void tile_f32(size_t m, const mla_tile *t) { MLA_TILE_SWITCH(tile_f32_rows, m, t) }
 
 MLA_INLINE void tile_pair_rows(const size_t m, const mla_tile *t)
 {
@@ -40,10 +37,13 @@ static void round_a(void *dst, const float *src, size_t n)
     if (n & 1) d[n] = 0;
 }
 
-const mla_cpu_kern mla_cpu_kern_avx512bf16 = {
-    .isa = MLA_ISA_AVX512BF16, .name = "avx512bf16", .bf16_pairs = true,
-    .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = keys,
-    MLA_ROW_KERNELS,
-};
+void mla_cpu_fill_avx512bf16(mla_cpu_kern *k)
+{
+    mla_cpu_fill_avx512(k);
+    k->isa = MLA_ISA_AVX512BF16;
+    k->name = "avx512bf16";
+    k->bf16_pairs = true;
+    k->tile_bf16 = tile_bf16;
+    k->round_a = round_a;
+}
 #endif

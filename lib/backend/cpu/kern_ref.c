@@ -66,9 +66,12 @@ static void round_a(void *dst, const float *src, size_t n)
 
 #include "backend/cpu/keys_body.h"
 
-const mla_cpu_kern mla_cpu_kern_ref = {
-    .isa = MLA_ISA_REF, .name = "ref", .bf16_pairs = false,
-    .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-    .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
-    MLA_ROW_KERNELS,
-};
+void mla_cpu_fill_ref(mla_cpu_kern *k)
+{
+    *k = (mla_cpu_kern){
+        .isa = MLA_ISA_REF, .name = "ref", .bf16_pairs = false,
+        .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
+        .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
+        MLA_ROW_KERNELS,
+    };
+}

@@ -99,8 +99,11 @@ typedef struct {
     void (*gdn)(const mla_gdn_block *g);
 } mla_cpu_kern;
 
-extern const mla_cpu_kern mla_cpu_kern_ref;
+/* Each fills a whole table; a variant starts from the one below it and replaces what it does better. */
+void mla_cpu_fill_ref(mla_cpu_kern *k);
 #if defined(__x86_64__)
-extern const mla_cpu_kern mla_cpu_kern_avx2, mla_cpu_kern_avx512, mla_cpu_kern_avx512bf16;
+void mla_cpu_fill_avx2(mla_cpu_kern *k);
+void mla_cpu_fill_avx512(mla_cpu_kern *k);
+void mla_cpu_fill_avx512bf16(mla_cpu_kern *k);
 #endif
 #endif

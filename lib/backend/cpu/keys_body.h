@@ -3,7 +3,7 @@
 #ifndef MLA_BACKEND_CPU_KEYS_BODY_H
 #define MLA_BACKEND_CPU_KEYS_BODY_H
 
-MLA_INLINE void keys_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
+MLA_VEC void keys_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
 {
     const size_t bytes = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1;
     float strip[MLA_NR * 16];

@@ -26,7 +26,7 @@ static void row_norm(float *y, const float *x, const float *gain, float inv, siz
     if (i < n) v16_storen(y + i, v16_mul(v16_mul(v16_loadn(x + i, n - i), s), v16_loadn(gain + i, n - i)), n - i);
 }
 
-MLA_INLINE v16 silu(v16 x) { return v16_mul(x, v16_sigmoid(x)); }
+MLA_VEC v16 silu(v16 x) { return v16_mul(x, v16_sigmoid(x)); }
 
 static void row_gated(float *y, const float *x, const float *gain, const float *z, float inv, size_t n)
 {
@@ -158,7 +158,7 @@ static void row_widen(float *dst, const void *src, mla_dtype t, size_t n, float 
 }
 
 /* w <= 16 stored values from element i on, times s; t is a constant in every call */
-MLA_INLINE v16 load_stored(const mla_dtype t, const void *row, size_t i, size_t w, v16 s)
+MLA_VEC v16 load_stored(const mla_dtype t, const void *row, size_t i, size_t w, v16 s)
 {
     if (t == MLA_F32) return v16_mul(v16_loadn((const float *)row + i, w), s);
     if (t == MLA_BF16) {
@@ -175,7 +175,7 @@ MLA_INLINE v16 load_stored(const mla_dtype t, const void *row, size_t i, size_t 
 
 #define MLA_LINE 64 /* bytes brought by one prefetch */
 
-MLA_INLINE void values_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
+MLA_VEC void values_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
 {
     const size_t bytes = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1;
     v16 s = v16_set(r->scale);
@@ -219,7 +219,7 @@ typedef struct { /* one token's part in a pass */
 } gdn_token;
 
 /* Row i of the state: updated, then added to the sums. update and sum are constants in every call. */
-MLA_INLINE void gdn_row(const bool update, const bool sum, float *s, const gdn_token *t, size_t i, const size_t parity, gdn_sums *u)
+MLA_VEC void gdn_row(const bool update, const bool sum, float *s, const gdn_token *t, size_t i, const size_t parity, gdn_sums *u)
 {
     MLA_UNROLL
     for (size_t v = 0; v < GDN_VECS; v++) {
@@ -235,7 +235,7 @@ MLA_INLINE void gdn_row(const bool update, const bool sum, float *s, const gdn_t
     }
 }
 
-MLA_INLINE void gdn_pass(const bool update, const bool sum, float *s, size_t lds, size_t dk, const gdn_token *t, gdn_sums *out)
+MLA_VEC void gdn_pass(const bool update, const bool sum, float *s, size_t lds, size_t dk, const gdn_token *t, gdn_sums *out)
 {
     gdn_sums u;
     gdn_token tok = *t; /* a local copy: stores to the state cannot change it */
@@ -252,7 +252,7 @@ MLA_INLINE void gdn_pass(const bool update, const bool sum, float *s, size_t lds
 
 /* Columns c .. of the block. One pass over the state per token: S <- alpha S + k delta' and, on the way, the next
  * token's S'k and S'q; then delta = beta (v - alpha S'k), o = alpha S'q + (k.q) delta. */
-MLA_INLINE void gdn_columns(const mla_gdn_block *g, size_t c)
+MLA_VEC void gdn_columns(const mla_gdn_block *g, size_t c)
 {
     gdn_sums u;
     gdn_token tok = {.al = v16_set(0), .kn = g->k, .qn = g->q};

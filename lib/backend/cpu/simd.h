@@ -139,6 +139,7 @@ MLA_INLINE void v16_pow2(v16 t, v16 *a, v16 *b)
 }
 
 #else
+#define MLA_PLAIN static inline /* left to the compiler: forced inlining of these loops makes sanitizer builds crawl */
 typedef struct {
     float f[16];
 } v16;
@@ -146,23 +147,23 @@ typedef struct {
     v16 r;                                   \
     for (size_t i = 0; i < 16; i++) r.f[i] = (expr); \
     return r
-MLA_INLINE v16 v16_load(const float *p) { V16_EACH(p[i]); }
-MLA_INLINE void v16_store(float *p, v16 v) { memcpy(p, v.f, sizeof v.f); }
-MLA_INLINE v16 v16_set(float x) { V16_EACH(x); }
-MLA_INLINE v16 v16_add(v16 a, v16 b) { V16_EACH(a.f[i] + b.f[i]); }
-MLA_INLINE v16 v16_sub(v16 a, v16 b) { V16_EACH(a.f[i] - b.f[i]); }
-MLA_INLINE v16 v16_mul(v16 a, v16 b) { V16_EACH(a.f[i] * b.f[i]); }
-MLA_INLINE v16 v16_div(v16 a, v16 b) { V16_EACH(a.f[i] / b.f[i]); }
-MLA_INLINE v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(a.f[i], b.f[i], c.f[i])); }
-MLA_INLINE v16 v16_max(v16 a, v16 b) { V16_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
-MLA_INLINE v16 v16_min(v16 a, v16 b) { V16_EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
-MLA_INLINE v16 v16_neg_abs(v16 a) { V16_EACH(mla_bits_f32(mla_f32_bits(a.f[i]) | 0x80000000u)); }
-MLA_INLINE v16 v16_if_neg(v16 x, v16 yes, v16 no) { V16_EACH(mla_f32_bits(x.f[i]) >> 31 ? yes.f[i] : no.f[i]); }
-MLA_INLINE v16 v16_loadn(const float *p, size_t n) { V16_EACH(i < n ? p[i] : 0.0f); }
-MLA_INLINE void v16_storen(float *p, v16 v, size_t n) { memcpy(p, v.f, n * 4); }
-MLA_INLINE v16 v16_load_bf16(const uint16_t *p) { V16_EACH(mla_bf16_f32(p[i])); }
-MLA_INLINE v16 v16_load_e4m3(const uint8_t *p) { V16_EACH(mla_e4m3_f32(p[i])); }
-MLA_INLINE void v16_pow2(v16 t, v16 *a, v16 *b)
+MLA_PLAIN v16 v16_load(const float *p) { V16_EACH(p[i]); }
+MLA_PLAIN void v16_store(float *p, v16 v) { memcpy(p, v.f, sizeof v.f); }
+MLA_PLAIN v16 v16_set(float x) { V16_EACH(x); }
+MLA_PLAIN v16 v16_add(v16 a, v16 b) { V16_EACH(a.f[i] + b.f[i]); }
+MLA_PLAIN v16 v16_sub(v16 a, v16 b) { V16_EACH(a.f[i] - b.f[i]); }
+MLA_PLAIN v16 v16_mul(v16 a, v16 b) { V16_EACH(a.f[i] * b.f[i]); }
+MLA_PLAIN v16 v16_div(v16 a, v16 b) { V16_EACH(a.f[i] / b.f[i]); }
+MLA_PLAIN v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(a.f[i], b.f[i], c.f[i])); }
+MLA_PLAIN v16 v16_max(v16 a, v16 b) { V16_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
+MLA_PLAIN v16 v16_min(v16 a, v16 b) { V16_EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
+MLA_PLAIN v16 v16_neg_abs(v16 a) { V16_EACH(mla_bits_f32(mla_f32_bits(a.f[i]) | 0x80000000u)); }
+MLA_PLAIN v16 v16_if_neg(v16 x, v16 yes, v16 no) { V16_EACH(mla_f32_bits(x.f[i]) >> 31 ? yes.f[i] : no.f[i]); }
+MLA_PLAIN v16 v16_loadn(const float *p, size_t n) { V16_EACH(i < n ? p[i] : 0.0f); }
+MLA_PLAIN void v16_storen(float *p, v16 v, size_t n) { memcpy(p, v.f, n * 4); }
+MLA_PLAIN v16 v16_load_bf16(const uint16_t *p) { V16_EACH(mla_bf16_f32(p[i])); }
+MLA_PLAIN v16 v16_load_e4m3(const uint8_t *p) { V16_EACH(mla_e4m3_f32(p[i])); }
+MLA_PLAIN void v16_pow2(v16 t, v16 *a, v16 *b)
 {
     for (size_t i = 0; i < 16; i++) {
         uint32_t n = mla_f32_bits(t.f[i]) - mla_f32_bits(MLA_ROUND_MAGIC);
@@ -176,13 +177,13 @@ MLA_INLINE void v16_pow2(v16 t, v16 *a, v16 *b)
 
 /* Halves folded four times, (0+8), ... then (0+4), ...: the same tree for every variant. */
 #if defined(MLA_SIMD_REF) || !defined(__AVX2__)
-MLA_INLINE float v16_sum(v16 v)
+MLA_PLAIN float v16_sum(v16 v)
 {
     for (size_t w = 8; w; w /= 2)
         for (size_t i = 0; i < w; i++) v.f[i] = v.f[i] + v.f[i + w];
     return v.f[0];
 }
-MLA_INLINE float v16_hmax(v16 v)
+MLA_PLAIN float v16_hmax(v16 v)
 {
     for (size_t w = 8; w; w /= 2)
         for (size_t i = 0; i < w; i++) v.f[i] = v.f[i] > v.f[i + w] ? v.f[i] : v.f[i + w];
@@ -213,11 +214,17 @@ MLA_INLINE float v16_hmax(v16 v)
 }
 #endif
 
+#if defined(MLA_PLAIN)
+#define MLA_VEC MLA_PLAIN
+#else
+#define MLA_VEC MLA_INLINE
+#endif
+
 /* e^x, error below 1 ulp (measured over every float in tests/backend): Cody-Waite reduction x = n ln2 + r with a
  * 15-bit high part of ln2 (n * high is exact), then 1 + r + r^2 P(r) with P of degree 4 interpolating
  * (e^r - 1 - r) / r^2 at Chebyshev nodes of |r| <= ln2/2 (approximation error 1.1e-8), then two exact scalings so that
  * overflow gives infinity and small results become subnormal. NaN stays NaN. */
-MLA_INLINE v16 v16_exp(v16 x)
+MLA_VEC v16 v16_exp(v16 x)
 {
     x = v16_min(v16_set(90.0f), v16_max(v16_set(-105.0f), x));
     v16 t = v16_fma(x, v16_set(0x1.715476p+0f), v16_set(MLA_ROUND_MAGIC));
@@ -236,7 +243,7 @@ MLA_INLINE v16 v16_exp(v16 x)
     return v16_mul(v16_mul(p, a), b);
 }
 /* 1 / (1 + e^-x), from e^-|x| so that neither side loses digits. */
-MLA_INLINE v16 v16_sigmoid(v16 x)
+MLA_VEC v16 v16_sigmoid(v16 x)
 {
     v16 e = v16_exp(v16_neg_abs(x)), one = v16_set(1.0f);
     return v16_div(v16_if_neg(x, e, one), v16_add(one, e));

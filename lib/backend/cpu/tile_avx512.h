@@ -1,5 +1,5 @@
-/* Microkernels on AVX-512, shared by the variants with and without bf16 products: 14 rows x 32 columns of C live in 28
- * registers; B streams, A is broadcast from a constant stride. Private to backend/cpu. */
+/* What the AVX-512 variants with and without bf16 products share: 14 rows x 32 columns of C live in 28 registers, B
+ * streams, A is broadcast from a constant stride. Private to backend/cpu. */
 #ifndef MLA_BACKEND_CPU_TILE_AVX512_H
 #define MLA_BACKEND_CPU_TILE_AVX512_H
 #include <immintrin.h>
@@ -7,7 +7,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/simd.h"
 
-#define FEW 4 /* rows up to which B comes from memory rather than cache: prefetch ahead */
+#define FEW 8 /* rows up to which B comes from memory rather than cache: prefetch ahead */
 #define AHEAD 4096 /* bytes */
 
 /* c = sums, or fma(c, alpha, sums): the end of every tile */
@@ -24,63 +24,6 @@ MLA_INLINE void tile_store(const mla_tile *t, size_t m, __m512 (*acc)[2])
         _mm512_storeu_ps(c, acc[i][0]);
         _mm512_storeu_ps(c + 16, acc[i][1]);
     }
-}
-
-/* m is a constant in every call, so the loops over it unroll and acc stays in registers */
-MLA_INLINE void tile_f32_rows(const size_t m, const mla_tile *t)
-{
-    const float *a = t->a, *b = t->b;
-    __m512 acc[MLA_MR][2];
-    MLA_UNROLL
-    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
-    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
-        if (m <= FEW) {
-            _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
-        }
-        MLA_UNROLL
-        for (size_t i = 0; i < m; i++) {
-            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + k]);
-            acc[i][0] = _mm512_fmadd_ps(x, b0, acc[i][0]);
-            acc[i][1] = _mm512_fmadd_ps(x, b1, acc[i][1]);
-        }
-    }
-    tile_store(t, m, acc);
-}
-
-/* bf16 pairs widened in registers: the even k is the low half of a lane */
-MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
-{
-    const float *a = t->a;
-    const uint32_t *b = t->b;
-    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
-    __m512 acc[MLA_MR][2];
-    MLA_UNROLL
-    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
-    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
-        __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 16);
-        if (m <= FEW) {
-            _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
-        }
-        __m512 e0 = _mm512_castsi512_ps(_mm512_slli_epi32(w0, 16)), e1 = _mm512_castsi512_ps(_mm512_slli_epi32(w1, 16));
-        MLA_UNROLL
-        for (size_t i = 0; i < m; i++) {
-            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + 2 * k]);
-            acc[i][0] = _mm512_fmadd_ps(x, e0, acc[i][0]);
-            acc[i][1] = _mm512_fmadd_ps(x, e1, acc[i][1]);
-        }
-        e0 = _mm512_castsi512_ps(_mm512_and_si512(w0, high));
-        e1 = _mm512_castsi512_ps(_mm512_and_si512(w1, high));
-        MLA_UNROLL
-        for (size_t i = 0; i < m; i++) {
-            __m512 x = _mm512_set1_ps(a[i * MLA_LDA + 2 * k + 1]);
-            acc[i][0] = _mm512_fmadd_ps(x, e0, acc[i][0]);
-            acc[i][1] = _mm512_fmadd_ps(x, e1, acc[i][1]);
-        }
-    }
-    tile_store(t, m, acc);
 }
 
 /* One instance per row count; rows(m, t) must inline. */
@@ -102,51 +45,6 @@ MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
     default: rows(14, t); break;                                                                               \
     }
 
-/* 16 x 16 f32 transposed: row r of `in` becomes column r of out. */
-MLA_INLINE void transpose16(__m512 r[16])
-{
-    __m512 t[16];
-    MLA_UNROLL
-    for (size_t i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-    MLA_UNROLL
-    for (size_t i = 0; i < 16; i += 4)
-        for (size_t j = 0; j < 2; j++) {
-            __m512d x = _mm512_castps_pd(t[i + j]), y = _mm512_castps_pd(t[i + 2 + j]);
-            r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-            r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-        }
-    MLA_UNROLL
-    for (size_t i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    MLA_UNROLL
-    for (size_t i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
-static void pack_f32(float *dst, const float *src, size_t ld, size_t rows, size_t k)
-{
-    for (size_t h = 0; h < MLA_NR; h += 16)
-        for (size_t i = 0; i < k; i += 16) {
-            __mmask16 mask = (__mmask16)(k - i >= 16 ? 0xffffu : (1u << (k - i)) - 1);
-            __m512 r[16];
-            for (size_t j = 0; j < 16; j++)
-                r[j] = h + j < rows ? _mm512_maskz_loadu_ps(mask, src + (h + j) * ld + i) : _mm512_setzero_ps();
-            transpose16(r);
-            for (size_t j = 0; j < 16 && i + j < k; j++) _mm512_storeu_ps(dst + (i + j) * MLA_NR + h, r[j]);
-        }
-}
-
 /* f32 lanes to bf16 in the high half, nearest even, NaN quieted (tensor/fp.h, sixteen at a time) */
 MLA_INLINE __m512i round_high(__m512 x)
 {
@@ -156,135 +54,4 @@ MLA_INLINE __m512i round_high(__m512 x)
     return _mm512_and_si512(r, _mm512_set1_epi32((int)0xffff0000u));
 }
 
-static void pack_bf16(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k)
-{
-    for (size_t h = 0; h < MLA_NR; h += 16)
-        for (size_t i = 0; i < k; i += 16) {
-            __mmask16 mask = (__mmask16)(k - i >= 16 ? 0xffffu : (1u << (k - i)) - 1);
-            __m512 r[16];
-            for (size_t j = 0; j < 16; j++)
-                r[j] = h + j < rows ? _mm512_maskz_loadu_ps(mask, src + (h + j) * ld + i) : _mm512_setzero_ps();
-            transpose16(r);
-            for (size_t j = 0; j < 16 && i + j < k; j += 2)
-                _mm512_storeu_si512(dst + (i + j) / 2 * MLA_NR + h,
-                                    _mm512_or_si512(_mm512_srli_epi32(round_high(r[j]), 16), round_high(r[j + 1])));
-        }
-}
-
-/* Four e4m3 in a lane: the value of byte b, exactly. e > 0: the fields moved to f32's place; e = 0: the same with the
- * exponent of 2^-6, minus 2^-6. */
-MLA_INLINE __m512 e4m3_byte(__m512i x, int b)
-{
-    __m512i u = _mm512_srli_epi32(x, 8 * (unsigned)b), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7f));
-    __m512i f = _mm512_add_epi32(_mm512_slli_epi32(mag, 20), _mm512_set1_epi32(120 << 23));
-    __mmask16 small = _mm512_testn_epi32_mask(u, _mm512_set1_epi32(0x78));
-    __mmask16 nan = _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f));
-    __m512 v = _mm512_castsi512_ps(f), low = _mm512_set1_ps(0x1p-6f);
-    v = _mm512_mask_sub_ps(v, small, _mm512_castsi512_ps(_mm512_add_epi32(f, _mm512_set1_epi32(1 << 23))), low);
-    __m512i sign = _mm512_slli_epi32(_mm512_and_si512(u, _mm512_set1_epi32(0x80)), 24);
-    __m512i r = _mm512_or_si512(_mm512_castps_si512(v), sign);
-    return _mm512_castsi512_ps(_mm512_mask_or_epi32(r, nan, sign, _mm512_set1_epi32(0x7fc00000)));
-}
-
-/* Element e of every lane of x, widened: per is how many a lane holds. Both are constants in every call. */
-MLA_INLINE __m512 lane_element(const size_t per, const size_t e, __m512 x)
-{
-    __m512i u = _mm512_castps_si512(x);
-    if (per == 1) return x;
-    if (per == 4) return e4m3_byte(u, (int)e);
-    return _mm512_castsi512_ps(e ? _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000u)) : _mm512_slli_epi32(u, 16));
-}
-
-/* Stored rows h .. h+15 from element i on: transposed as 32-bit lanes and widened afterwards, which takes a half or a
- * quarter of the shuffles of widening first. whole: all sixteen rows and 16 * per elements are there. */
-MLA_INLINE void keys_square(const size_t per, const bool whole, float *dst, const mla_stored_rows *s, size_t h, size_t i)
-{
-    size_t at = i * 4 / per, w = whole || s->d - i > 16 * per ? 16 * per : s->d - i;
-    __mmask64 mask = whole ? ~(__mmask64)0 : ~(__mmask64)0 >> (64 - w * 4 / per);
-    __m512 r[16], scale = _mm512_set1_ps(s->scale);
-    MLA_UNROLL
-    for (size_t j = 0; j < 16; j++) {
-        r[j] = _mm512_setzero_ps();
-        if (!whole && h + j >= s->n) continue;
-        const char *p = (const char *)s->row[h + j] + at;
-        _mm_prefetch((const char *)s->next[h + j] + at, _MM_HINT_T1);
-        r[j] = _mm512_castsi512_ps(whole ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(mask, p));
-    }
-    transpose16(r);
-    MLA_UNROLL
-    for (size_t j = 0; j < 16; j++) {
-        MLA_UNROLL
-        for (size_t e = 0; e < per; e++)
-            if (whole || per * j + e < w)
-                _mm512_storeu_ps(dst + (i + per * j + e) * MLA_NR + h, _mm512_mul_ps(lane_element(per, e, r[j]), scale));
-    }
-}
-
-MLA_INLINE void keys_lanes(const size_t per, float *dst, const mla_stored_rows *s)
-{
-    for (size_t h = 0; h < s->n; h += 16)
-        for (size_t i = 0; i < s->d; i += 16 * per) {
-            if (s->n - h >= 16 && s->d - i >= 16 * per)
-                keys_square(per, true, dst, s, h, i);
-            else
-                keys_square(per, false, dst, s, h, i);
-        }
-}
-
-static void keys(float *dst, const mla_stored_rows *s)
-{
-    if (s->dtype == MLA_BF16)
-        keys_lanes(2, dst, s);
-    else if (s->dtype == MLA_F8_E4M3)
-        keys_lanes(4, dst, s);
-    else
-        keys_lanes(1, dst, s);
-}
-
-/* 8 rows x 24 columns of fp64 sums in 24 registers */
-MLA_INLINE void gram_8x24(const mla_gram_tile *t, const double *a, const double *b, double *c)
-{
-    __m512d acc[8][3];
-    MLA_UNROLL
-    for (size_t i = 0; i < 8; i++) acc[i][0] = acc[i][1] = acc[i][2] = _mm512_setzero_pd();
-    for (size_t k = 0; k < t->T; k++, a += t->lda, b += t->ldb) {
-        __m512d b0 = _mm512_loadu_pd(b), b1 = _mm512_loadu_pd(b + 8), b2 = _mm512_loadu_pd(b + 16);
-        MLA_UNROLL
-        for (size_t i = 0; i < 8; i++) {
-            __m512d x = _mm512_set1_pd(a[i]);
-            acc[i][0] = _mm512_fmadd_pd(x, b0, acc[i][0]);
-            acc[i][1] = _mm512_fmadd_pd(x, b1, acc[i][1]);
-            acc[i][2] = _mm512_fmadd_pd(x, b2, acc[i][2]);
-        }
-    }
-    MLA_UNROLL
-    for (size_t i = 0; i < 8; i++)
-        for (size_t j = 0; j < 3; j++) {
-            double *p = c + i * t->ldc + 8 * j;
-            _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), acc[i][j]));
-        }
-}
-
-/* One row, up to 8 columns: the edges */
-MLA_INLINE void gram_1x8(const mla_gram_tile *t, const double *a, const double *b, double *c, size_t n)
-{
-    __mmask8 mask = (__mmask8)((1u << n) - 1);
-    __m512d acc = _mm512_setzero_pd();
-    for (size_t k = 0; k < t->T; k++) acc = _mm512_fmadd_pd(_mm512_set1_pd(a[k * t->lda]), _mm512_maskz_loadu_pd(mask, b + k * t->ldb), acc);
-    _mm512_mask_storeu_pd(c, mask, _mm512_add_pd(_mm512_maskz_loadu_pd(mask, c), acc));
-}
-
-static void tile_gram(const mla_gram_tile *t)
-{
-    size_t i = 0;
-    for (; i + 8 <= t->m; i += 8) {
-        size_t j = 0;
-        for (; j + 24 <= t->n; j += 24) gram_8x24(t, t->a + i, t->b + j, t->c + i * t->ldc + j);
-        for (; j < t->n; j += 8)
-            for (size_t r = 0; r < 8; r++)
-                gram_1x8(t, t->a + i + r, t->b + j, t->c + (i + r) * t->ldc + j, t->n - j < 8 ? t->n - j : 8);
-    }
-    for (; i < t->m; i++)
-        for (size_t j = 0; j < t->n; j += 8) gram_1x8(t, t->a + i, t->b + j, t->c + i * t->ldc + j, t->n - j < 8 ? t->n - j : 8);
-}
 #endif
