@@ -122,12 +122,12 @@ static const char *read_count(const char *p, unsigned long *lo, unsigned long *h
 
 static mla_status quantifier(scan *s, mla_err *err)
 {
+    unsigned long lo = 0, hi = 0;
+    bool open = false;
+    const char *end = *s->at == '{' ? read_count(s->at, &lo, &hi, &open) : s->at + 1;
+    if (!end) return outside(s, "a { that is no repetition count", err);
     if (!s->atom) return broken(s, "a quantifier with nothing to repeat", err);
     if (*s->at == '{') {
-        unsigned long lo, hi;
-        bool open;
-        const char *end = read_count(s->at, &lo, &hi, &open);
-        if (!end) return outside(s, "a { that is no repetition count", err);
         if (!open && hi < lo) return broken(s, "a repetition count with its bounds reversed", err);
         if (lo > REPEAT_MAX || hi > REPEAT_MAX || (s->product *= hi ? hi : 1) > REPEAT_MAX)
             return outside(s, "a repetition of more than 1000", err);
