@@ -1,4 +1,6 @@
 /* mla-retrofit build: the whole conversion in one command. */
+#include <string.h>
+
 #include "retrofit.h"
 
 mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
@@ -21,7 +23,8 @@ mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
     }
     retrofit_run r;
     mla_build_result res = {0};
-    mla_status st = retrofit_begin(&r, c, &a, c->arg[0], !stats, err);
+    bool probe = a.allocation && !strcmp(a.allocation, "probe"); /* needs held-out text beside given statistics */
+    mla_status st = retrofit_begin(&r, c, &a, c->arg[0], !stats || probe, err);
     if (st == MLA_OK) {
         r.o.out = c->arg[1];
         r.o.stats = stats;

@@ -71,13 +71,31 @@ static mla_status statistics(mla_stats *fit, mla_stats *held, const mla_build_op
     return st;
 }
 
+static mla_status factorize(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const mla_stats *held,
+                            mla_err *err)
+{
+    mla_probe *probe = NULL;
+    mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool};
+    mla_status st = MLA_OK;
+    if (out->recipe.allocation == MLA_ALLOC_PROBE) {
+        mla_probe_opts po = {.model = in->model, .be = o->be, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
+        st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
+        fo.probe = probe;
+    }
+    if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
+    if (st == MLA_OK && out->f.f32 && out->recipe.factors_dtype == MLA_FACTORS_AUTO)
+        mla_info(o->log, "factors stored in f32: bf16 would lose more than the rank does");
+    mla_probe_free(probe);
+    return st;
+}
+
 static mla_status finish(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, mla_workdir *w, mla_err *err)
 {
     char engine[256];
     engine_text(engine, sizeof engine, o);
     mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
                               .computed_with = engine};
-    mla_status st = mla_graft(w->partial, in->model, &out->f, out->recipe.f32_factors, o->log, err);
+    mla_status st = mla_graft(w->partial, in->model, &out->f, out->f.f32, o->log, err);
     if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
     if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
     if (st == MLA_OK) st = mla_workdir_finish(w, err);
@@ -106,7 +124,7 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     engine_text(engine, sizeof engine, o);
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = budget_is_lossless(&lossless, &in, &out->recipe, err); /* refuses an impossible budget before any work */
-    if (st == MLA_OK && !lossless && !o->stats) st = mla_inputs_read_text(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK && !lossless && o->in.n_corpus) st = mla_inputs_read_text(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = work_key(key, &in, &out->recipe, engine, err);
     if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
     if (st == MLA_OK && lossless) {
@@ -115,7 +133,7 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     } else if (st == MLA_OK) {
         st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
         if (st == MLA_OK) mla_info(o->log, "solving %zu layers", fit.layers);
-        if (st == MLA_OK) st = mla_factorize(&out->f, in.model, &out->recipe, &fit, held.layers ? &held : NULL, o->pool, err);
+        if (st == MLA_OK) st = factorize(out, o, &in, &fit, held.layers ? &held : NULL, err);
     }
     if (st == MLA_OK) st = finish(out, o, &in, &fit, &w, err);
     mla_stats_free(&fit);
@@ -161,10 +179,11 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
         if (st == MLA_OK && (st = mla_stats_merge(&sum, &s, err)) != MLA_OK) st = mla_wrap(err, "%s", stats[i]);
         mla_stats_free(&s);
     }
-    if (st == MLA_OK) st = mla_factorize(&out->f, in.model, &out->recipe, &sum, NULL, o->pool, err);
+    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .pool = o->pool};
+    if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK && !(layer = mla_alloc(out->f.layers, 1, sizeof *layer))) st = mla_fail(err, MLA_ENOMEM, "layer list");
     for (size_t i = 0; st == MLA_OK && i < out->f.layers; i++) layer[i] = out->f.result[i].layer;
-    if (st == MLA_OK) st = mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->recipe.f32_factors, out->root, err);
+    if (st == MLA_OK) st = mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->f.f32, out->root, err);
     mla_free(layer);
     mla_stats_free(&sum);
     mla_inputs_close(&in);
@@ -184,7 +203,8 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK) st = mla_sha256_files(&fd, 1, o->pool, NULL, err);
     if (st == MLA_OK) st = mla_factors_load(&out->f, &f32, factors, in.model, err);
     if (st == MLA_OK) {
-        out->recipe.f32_factors = f32;
+        out->f.f32 = f32;
+        out->recipe.factors_dtype = f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
         out->recipe.layout = out->f.factors[0].layout;
         out->recipe.groups = out->f.factors[0].groups;
         memcpy(in.fit_digest, fd.digest, 32); /* the factors file takes the corpus's place in key and receipt */

@@ -15,6 +15,7 @@ typedef struct {
     mla_factorization *out;
     mla_err *err;            /* one per layer */
     const size_t *rank;
+    mla_probe *probe;
 } work;
 
 static void solve_one(void *ctx, size_t b, size_t e, size_t worker)
@@ -48,7 +49,10 @@ static mla_status one_result(work *w, size_t i)
     mla_factors *f = &w->out->factors[i];
     mla_err *err = &w->err[i];
     size_t per = w->rank[i] / s->groups;
-    mla_status st = mla_solution_factors(f, s, per, !w->r->f32_factors, err);
+    mla_factors_free(f); /* of an earlier attempt */
+    mla_free(r->spectrum);
+    *r = (mla_layer_result){0};
+    mla_status st = mla_solution_factors(f, s, per, !w->out->f32, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
     *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = mla_solution_tail(s, per) / total, .held_out = -1,
@@ -88,23 +92,40 @@ static mla_status first_error(const work *w, size_t n, mla_err *err)
     return MLA_OK;
 }
 
+/* Does bf16 lose more than 5 % on top of what the rank loses, in any layer? Measured with the factors as stored. */
+static bool rounding_costs(const mla_factorization *f)
+{
+    for (size_t i = 0; i < f->layers; i++)
+        if (!(f->result[i].exact <= 1.05 * f->result[i].predicted + 1e-5)) return true;
+    return false;
+}
+
 static mla_status choose_ranks(size_t *rank, const work *w, size_t n, mla_err *err)
 {
     size_t uniform;
     mla_status st = mla_rank_uniform(&uniform, mla_model_config(w->m), w->r->layout, w->r->groups, w->r->budget, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < n; i++) rank[i] = uniform;
-    if (w->r->allocation == MLA_ALLOC_SPECTRUM) st = mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, w->r->groups * 8, err);
+    size_t min = uniform < 4 * w->r->groups ? w->r->groups : 4 * w->r->groups;
+    if (w->r->allocation == MLA_ALLOC_SPECTRUM) return mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, min, err);
+    if (w->r->allocation != MLA_ALLOC_PROBE) return MLA_OK;
+    if (!w->probe) return mla_fail(err, MLA_EINVAL, "allocation by probe needs held-out text");
+    double *eta = mla_alloc(n, 1, sizeof *eta);
+    if (!eta) return mla_fail(err, MLA_ENOMEM, "sensitivities of %zu layers", n);
+    st = mla_probe_eta(w->probe, eta, w->sol, rank, n, err);
+    if (st == MLA_OK) st = mla_rank_allocate(rank, w->sol, n, eta, uniform * n, min, err);
+    mla_free(eta);
     return st;
 }
 
-mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_recipe *r, const mla_stats *fit, const mla_stats *held,
-                         mla_pool *pool, mla_err *err)
+mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err)
 {
+    const mla_recipe *r = o->recipe;
+    const mla_stats *fit = o->fit;
     size_t n = fit->layers;
     *out = (mla_factorization){.layers = n};
     size_t *rank = mla_alloc(n, 1, sizeof *rank);
-    work w = {.m = m, .r = r, .fit = fit, .held = held, .out = out, .rank = rank};
+    work w = {.m = o->model, .r = r, .fit = fit, .held = o->held, .out = out, .rank = rank, .probe = o->probe};
     w.sol = mla_alloc(n, 1, sizeof *w.sol);
     w.err = mla_alloc(n, 1, sizeof *w.err);
     out->factors = mla_alloc(n, 1, sizeof *out->factors);
@@ -113,12 +134,18 @@ mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_r
     if (st == MLA_OK && fit->layout != r->layout)
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
     if (st == MLA_OK) {
-        mla_par_for(pool, n, 1, solve_one, &w);
+        mla_par_for(o->pool, n, 1, solve_one, &w);
         st = first_error(&w, n, err);
     }
     if (st == MLA_OK) st = choose_ranks(rank, &w, n, err);
+    out->f32 = r->factors_dtype == MLA_FACTORS_F32;
     if (st == MLA_OK) {
-        mla_par_for(pool, n, 1, result_one, &w);
+        mla_par_for(o->pool, n, 1, result_one, &w);
+        st = first_error(&w, n, err);
+    }
+    if (st == MLA_OK && r->factors_dtype == MLA_FACTORS_AUTO && rounding_costs(out)) {
+        out->f32 = true;
+        mla_par_for(o->pool, n, 1, result_one, &w);
         st = first_error(&w, n, err);
     }
     for (size_t i = 0; w.sol && i < n; i++) mla_solution_free(&w.sol[i]);

@@ -2,12 +2,14 @@
  * their stored precision, and what they lose: predicted, and measured on held-out statistics. */
 #ifndef MLA_RETROFIT_FACTORIZE_H
 #define MLA_RETROFIT_FACTORIZE_H
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
 #include "base/par.h"
 #include "io/json.h"
 #include "model/model.h"
+#include "retrofit/probe.h"
 #include "retrofit/recipe.h"
 #include "retrofit/solve.h"
 
@@ -24,13 +26,19 @@ typedef struct {
 
 typedef struct {
     size_t layers;
+    bool f32;                   /* stored precision of encoders and decoders: f32, else bf16 */
     mla_factors *factors;       /* in depth order */
     mla_layer_result *result;
 } mla_factorization;
 
-/* held may be NULL. */
-MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_model *m, const mla_recipe *r, const mla_stats *fit,
-                                     const mla_stats *held, mla_pool *pool, mla_err *err);
+typedef struct {
+    const mla_model *model;
+    const mla_recipe *recipe;   /* resolved */
+    const mla_stats *fit, *held;/* held may be NULL */
+    mla_pool *pool;
+    mla_probe *probe;           /* needed for allocation by probe, otherwise NULL */
+} mla_factorize_opts;
+MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err);
 /* Full rank: the exact identity for every layer, which needs no statistics. */
 MLA_CHECKED mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, const mla_recipe *r, mla_err *err);
 void mla_factorization_free(mla_factorization *f); /* zeroed struct is fine */

@@ -19,7 +19,7 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     p->cached_values = p->rank + p->rotary_values;
     p->base_kv_bytes = 2ull * p->base_values * p->full_layers;
     p->kv_bytes = 2ull * p->cached_values * p->full_layers;
-    uint64_t bytes = r->f32_factors ? 4 : 2;
+    uint64_t bytes = r->factors_dtype == MLA_FACTORS_BF16 ? 2 : 4; /* auto: the larger */
     p->factor_bytes = p->full_layers * ((uint64_t)p->rank * n * 2 * bytes + (uint64_t)p->features * 4);
     p->base_bytes = mla_model_stored_bytes(m);
     size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_N ? d - c->rope.rot : d) + d), dk = all / G - d;

@@ -9,18 +9,41 @@ mla_recipe mla_recipe_default(void)
 }
 
 static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "auto", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
-static const char *const ALLOC[] = {[MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum"};
+static const char *const ALLOC[] = {[MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum", [MLA_ALLOC_PROBE] = "probe"};
+
+static const char *const FACTORS[] = {[MLA_FACTORS_AUTO] = "auto", [MLA_FACTORS_BF16] = "bfloat16", [MLA_FACTORS_F32] = "float32"};
+
+static bool name_index(size_t *out, const char *s, const char *const *name, size_t n)
+{
+    for (*out = 0; *out < n; ++*out)
+        if (!strcmp(s, name[*out])) return true;
+    return false;
+}
+
+bool mla_allocation_parse(const char *s, mla_allocation *out)
+{
+    size_t i;
+    if (!name_index(&i, s, ALLOC, sizeof ALLOC / sizeof *ALLOC)) return false;
+    *out = (mla_allocation)i;
+    return true;
+}
+
+bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out)
+{
+    size_t i;
+    if (!name_index(&i, s, FACTORS, sizeof FACTORS / sizeof *FACTORS)) return false;
+    *out = (mla_factors_dtype)i;
+    return true;
+}
 
 const char *mla_layout_name(mla_layout l) { return (unsigned)l < sizeof LAYOUT / sizeof *LAYOUT ? LAYOUT[l] : "?"; }
 
 bool mla_layout_parse(const char *s, mla_layout *out)
 {
-    for (size_t i = 0; i < sizeof LAYOUT / sizeof *LAYOUT; i++)
-        if (!strcmp(s, LAYOUT[i])) {
-            *out = (mla_layout)i;
-            return true;
-        }
-    return false;
+    size_t i;
+    if (!name_index(&i, s, LAYOUT, sizeof LAYOUT / sizeof *LAYOUT)) return false;
+    *out = (mla_layout)i;
+    return true;
 }
 
 static mla_status bad(const char *key, const char *want, const mla_jv *v, mla_err *err)
@@ -63,19 +86,10 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     if (!strcmp(k, "budget")) return read_budget(&r->budget, v, err);
     if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
     if (!strcmp(k, "balance")) return mla_jv_f64(v, &r->balance) && r->balance > 0 ? MLA_OK : bad(k, "a positive number", v, err);
-    if (!strcmp(k, "factors_dtype")) {
-        if (!s || (strcmp(s, "bfloat16") && strcmp(s, "float32"))) return bad(k, "bfloat16 or float32", v, err);
-        r->f32_factors = !strcmp(s, "float32");
-        return MLA_OK;
-    }
-    if (!strcmp(k, "allocation")) {
-        for (size_t i = 0; s && i < sizeof ALLOC / sizeof *ALLOC; i++)
-            if (!strcmp(s, ALLOC[i])) {
-                r->allocation = (mla_allocation)i;
-                return MLA_OK;
-            }
-        return bad(k, "uniform or spectrum", v, err);
-    }
+    if (!strcmp(k, "factors_dtype"))
+        return s && mla_factors_dtype_parse(s, &r->factors_dtype) ? MLA_OK : bad(k, "auto, bfloat16 or float32", v, err);
+    if (!strcmp(k, "allocation"))
+        return s && mla_allocation_parse(s, &r->allocation) ? MLA_OK : bad(k, "uniform, spectrum or probe", v, err);
     return mla_fail(err, MLA_EFORMAT, "%s: unknown field", k);
 }
 
@@ -120,6 +134,6 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv_set_size(c, "tokens", r->calibration_tokens);
     mla_jv_set_size(c, "row_tokens", r->row_tokens);
     mla_jv_set_f64(o, "balance", r->balance);
-    mla_jv_set_str(o, "factors_dtype", r->f32_factors ? "float32" : "bfloat16");
+    mla_jv_set_str(o, "factors_dtype", FACTORS[r->factors_dtype]);
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);
 }

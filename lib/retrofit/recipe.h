@@ -12,7 +12,17 @@
 
 #define MLA_RECIPE_SCHEMA "mla-recipe/1"
 
-typedef enum { MLA_ALLOC_UNIFORM, MLA_ALLOC_SPECTRUM } mla_allocation;
+typedef enum {
+    MLA_FACTORS_AUTO,   /* bf16 where rounding costs nothing that can be measured, f32 otherwise */
+    MLA_FACTORS_BF16,
+    MLA_FACTORS_F32
+} mla_factors_dtype;
+
+typedef enum {
+    MLA_ALLOC_UNIFORM,  /* one rank for all layers */
+    MLA_ALLOC_SPECTRUM, /* by the spectra alone, all layers' errors counting alike */
+    MLA_ALLOC_PROBE     /* by the spectra and each layer's measured sensitivity (probe.h) */
+} mla_allocation;
 
 typedef struct {
     mla_layout layout;          /* MLA_LAYOUT_NONE: N where RoPE is partial, rebuild otherwise */
@@ -21,7 +31,7 @@ typedef struct {
     size_t calibration_tokens;  /* at most; the corpus may hold fewer */
     size_t row_tokens;
     double balance;             /* 0: the default of the layout */
-    bool f32_factors;
+    mla_factors_dtype factors_dtype;
     mla_allocation allocation;
 } mla_recipe;
 
@@ -33,4 +43,6 @@ MLA_CHECKED mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, ml
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *obj);
 const char *mla_layout_name(mla_layout l);                    /* "n", "rebuild" */
 bool mla_layout_parse(const char *s, mla_layout *out);        /* also "auto" = MLA_LAYOUT_NONE */
+bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out); /* "auto", "bfloat16", "float32" */
+bool mla_allocation_parse(const char *s, mla_allocation *out); /* "uniform", "spectrum", "probe" */
 #endif

@@ -173,20 +173,15 @@ double mla_solution_tail(const mla_solution *s, size_t r)
     return t;
 }
 
-/* D (n, r) = C E^T (E C E^T)^-1 for the stored E (r, n). */
+/* D (n, r) = C E^T (E C E^T)^-1 for the stored E (r, n): rows of C E^T are the right-hand sides. */
 static mla_status refit_decoder(double *D, const double *E, const double *C, size_t n, size_t r, mla_err *err)
 {
-    double *EC = mla_alloc_raw(r, n, sizeof *EC), *A = mla_alloc_raw(r, r, sizeof *A);
-    mla_status st = EC && A ? MLA_OK : mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
-    if (st == MLA_OK) {
-        mla_dgemm(&(mla_dgemm_args){.M = r, .N = n, .K = n, .alpha = 1, .a = E, .lda = n, .b = C, .ldb = n, .c = EC, .ldc = n});
-        mla_dgemm(&(mla_dgemm_args){.tb = true, .M = r, .N = r, .K = n, .alpha = 1, .a = EC, .lda = n, .b = E, .ldb = n, .c = A, .ldc = r});
-        st = mla_chol_solve(A, r, EC, n, err); /* EC (r, n) := A^-1 EC */
-    }
-    if (st == MLA_OK)
-        for (size_t i = 0; i < n; i++)
-            for (size_t k = 0; k < r; k++) D[i * r + k] = EC[k * n + i];
-    mla_free(EC);
+    double *A = mla_alloc_raw(r, r, sizeof *A);
+    if (!A) return mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
+    mla_dgemm(&(mla_dgemm_args){.tb = true, .M = n, .N = r, .K = n, .alpha = 1, .a = C, .lda = n, .b = E, .ldb = n, .c = D, .ldc = r});
+    mla_dgemm(&(mla_dgemm_args){.M = r, .N = r, .K = n, .alpha = 1, .a = E, .lda = n, .b = D, .ldb = r, .c = A, .ldc = r});
+    mla_status st = mla_chol(A, r, err);
+    if (st == MLA_OK) st = mla_chol_solve(A, r, D, n, err);
     mla_free(A);
     return st;
 }
@@ -204,15 +199,16 @@ mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t 
     double *E = mla_alloc_raw(r, n, sizeof *E), *D = mla_alloc_raw(n, r, sizeof *D);
     if (!E || !D) st = mla_fail(err, MLA_ENOMEM, "layer %zu: factors of rank %zu", s->layer, r);
     for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
-        const double *Ea = s->E + a * n * n, *Da = s->D + a * n * n;
+        const double *Ca = s->C + a * n * n, *Da = s->D + a * n * n;
         float *Eo = out->E + a * r * n, *Do = out->D + a * n * r;
+        memcpy(E, s->E + a * n * n, r * n * sizeof *E);
+        for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
         for (size_t i = 0; i < r * n; i++) {
-            float v = (float)Ea[i];
+            float v = (float)E[i];
             Eo[i] = bf16 ? mla_bf16_f32(mla_f32_bf16(v)) : v;
             E[i] = Eo[i];
         }
-        for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
-        if (bf16 && refit_decoder(D, E, s->C + a * n * n, n, r, NULL) != MLA_OK) /* directions without energy: keep D */
+        if (bf16 && refit_decoder(D, E, Ca, n, r, NULL) != MLA_OK) /* directions without energy: keep D */
             for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
         for (size_t i = 0; i < n * r; i++) {
             float v = (float)D[i];
