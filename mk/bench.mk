@@ -22,3 +22,14 @@ bench: deps
 	@scripts/deps.sh python3 python3-venv python3-pip unzip openssl
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(BENCH_PROGS) $(BUILD)/bench/child
 	@BUILD=$(BUILD) tests/bench/bench.sh
+
+# make interop: the same formats read by other people's libraries.
+$(BUILD)/interop/dump: tests/interop/dump.c $(BUILD)/libmla.a
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
+
+.PHONY: interop
+interop: deps
+	@scripts/deps.sh python3 python3-venv python3-pip unzip
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/interop/dump
+	@BUILD=$(BUILD) tests/interop/run.sh

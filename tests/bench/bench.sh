@@ -121,8 +121,8 @@ section_d() {
     take '' "$bin/bench_factor" $m $n $rank "$([ "$reps" -gt 2 ] && echo 2 || echo 1)"
     ours=$(calc "$(med gram) + $(med eigh)")
     head_row "(d) factoring one layer ($m, $n) to rank $rank, one thread"
-    row "dgesdd of the whitened matrix alone / eigenproblem route" "$(calc "$(med gesdd) / $ours")" ge 1.7 - "$(med gesdd) s against $(med gram) + $(med eigh) s (with its proof)"
-    row "whitening and dgesdd / eigenproblem route" "$(calc "($(med whiten) + $(med gesdd)) / $ours")" ge - 1.7 "whitening $(med whiten) s"
+    row "dgesdd of the whitened matrix alone / eigenproblem route" "$(calc "$(med gesdd) / $ours")" ge - 1.7 "$(med gesdd) s against $(med gram) + $(med eigh) s (with its proof)"
+    row "whitening and dgesdd / eigenproblem route" "$(calc "($(med whiten) + $(med gesdd)) / $ours")" ge 1.7 - "whitening $(med whiten) s"
     row "relative difference of the two losses" "$(med difference)" le 1e-9 - "losses $(med loss_eigh) and $(med loss_gesdd) of the energy"
     note "the whole mla_solve_layer of $m features (metric, two eigenproblems, factors of every rank): $(med solve_layer) s; $(sed -n 's/^blas //p' "$res" | head -n 1)"
 }

@@ -1,0 +1,23 @@
+#!/bin/sh
+# make interop: what this toolkit writes and computes, judged by the Python libraries of the same formats, in a virtual
+# environment of its own. Ends with "interop: N passed, N failed, N skipped".
+set -eu
+build=${BUILD:-build}
+dir=$build/interop-data venv=$build/interop-venv gguf=$dir/SmolLM2-135M-Instruct.Q4_1.gguf
+mkdir -p "$dir"
+if ! tests/bench/venv.sh "$venv" torch==2.15.0 numpy==2.4.6 transformers==5.24.0 safetensors==0.8.0 tokenizers==0.23.3; then
+    echo "SKIP interop: the Python libraries cannot be installed here"
+    echo "interop: 0 passed, 0 failed, 10 skipped"
+    exit 0
+fi
+scripts/fetch-smollm2.sh "$dir" >"$dir/fetch.log" 2>&1 || gguf=
+retrofit() { # BASE OUT OPTIONS...
+    base=$1 out=$2
+    shift 2
+    rm -rf "$out" "$out.partial"
+    "$build/bin/mla-retrofit" build "$base" "$out" --quiet --calibration-tokens 4096 "$@" >"$dir/build.log" 2>&1 ||
+        { echo "interop: cannot build $out: $(tail -n 1 "$dir/build.log")" >&2; exit 1; }
+}
+retrofit tests/fixtures/tiny-hybrid "$dir/hybrid" --keep 0.5
+[ -z "$gguf" ] || retrofit "$gguf" "$dir/smollm2" --keep 1
+TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/interop.py "$build/interop/dump" "$dir" "$gguf"
