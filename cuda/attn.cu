@@ -93,6 +93,20 @@ mla_status attn_p2(const AttnP *a, double *p2, cudaStream_t stream, mla_err *err
     return cu_ok(cudaGetLastError(), "attention weights", err);
 }
 
+static __global__ void attn_probs_kernel(AttnP a, float *probs)
+{
+    const long long S = a.pos0 + a.T, s = (long long)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    const int t = blockIdx.y % a.T, h = blockIdx.y / a.T;
+    if (s >= S) return;
+    const float p = s <= a.pos0 + t ? expf(warp_logit(a, 0, t, h, s) - a.lse[(size_t)t * a.H + h]) : 0.f;
+    if ((threadIdx.x & 31) == 0) probs[((size_t)h * a.T + t) * S + s] = p;
+}
+mla_status attn_probs(const AttnP *a, float *probs, cudaStream_t stream, mla_err *err)
+{
+    attn_probs_kernel<<<dim3((unsigned)((a->pos0 + a->T + 3) / 4), (unsigned)(a->T * a->H)), 128, 0, stream>>>(*a, probs);
+    return cu_ok(cudaGetLastError(), "attention probabilities", err);
+}
+
 /* fp64 reference: logits (rows, maxlen), then two sums per output value, each a plain loop. */
 static __global__ void ref_logits(AttnP a, double *logits, long long maxlen)
 {

@@ -32,6 +32,8 @@ struct AttnP {
 mla_status attn_plain(const AttnP *a, cudaStream_t stream, mla_err *err);
 /* p2 (pos0 + T) f64 += sum over t and h of p^2, in the order t, h; lse from attn_plain of the same call, B = 1. */
 mla_status attn_p2(const AttnP *a, double *p2, cudaStream_t stream, mla_err *err);
+/* probs (H, T, pos0 + T): the probabilities, 0 after the query; lse as for attn_p2. */
+mla_status attn_probs(const AttnP *a, float *probs, cudaStream_t stream, mla_err *err);
 
 static __device__ __forceinline__ float e4m3_value(uint8_t b)
 {

@@ -74,19 +74,43 @@ static __device__ __forceinline__ int row_exponent(float amax)
 {
     return amax > 0.f && amax < CUDART_INF_F ? min(100, max(-100, (__float_as_int(amax) >> 23) - 127 - 8)) : 0;
 }
-/* Eight query values from offset i on; 16-byte loads where the caller found the rows aligned. */
-static __device__ __forceinline__ void load8(float (&x)[8], const DecodeRows &r, size_t i)
+/* 16 bytes where `yes`, zero elsewhere: no branch, so a thread's loads stay in flight together. */
+static __device__ __forceinline__ uint4 load16_if(const void *p, bool yes)
 {
-    if (r.vec && r.f32) {
-        const float4 a = ((const float4 *)((const float *)r.p + i))[0], b = ((const float4 *)((const float *)r.p + i))[1];
-        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-    } else if (r.vec) {
-        const uint4 a = *(const uint4 *)((const __nv_bfloat16 *)r.p + i);
-        const uint32_t u[4] = {a.x, a.y, a.z, a.w};
+    uint4 v;
+    asm("{.reg .pred q; setp.ne.b32 q, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+        "@q ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+        : "l"(p), "r"((int)yes));
+    return v;
+}
+
+/* Eight query values as they came: bf16 in a, or f32 in a and b. */
+struct Raw8 {
+    uint4 a, b;
+    __device__ __forceinline__ void widen(float (&x)[8], bool f32) const
+    {
+        const uint32_t u[4] = {a.x, a.y, a.z, a.w}, v[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) x[2 * j] = __uint_as_float(u[j] << 16), x[2 * j + 1] = __uint_as_float(u[j] & 0xffff0000u);
-    } else
-        for (int j = 0; j < 8; j++) x[j] = load_f32(r.p, r.f32, i + j);
+        for (int j = 0; j < 4; j++) {
+            x[2 * j] = f32 ? __uint_as_float(j < 2 ? u[2 * j] : v[2 * j - 4]) : __uint_as_float(u[j] << 16);
+            x[2 * j + 1] = f32 ? __uint_as_float(j < 2 ? u[2 * j + 1] : v[2 * j - 3]) : __uint_as_float(u[j] & 0xffff0000u);
+        }
+    }
+};
+
+/* The slow way for rows that do not start on 16 bytes. */
+static __device__ __noinline__ Raw8 load8_unaligned(const void *p, bool f32, size_t i)
+{
+    uint32_t u[8];
+    for (int j = 0; j < 8; j++) {
+        const float x = load_f32(p, f32, i + j), y = load_f32(p, f32, i + (j ^ 1));
+        u[j] = f32 ? __float_as_uint(x) : j & 1 ? __float_as_uint(x) | __float_as_uint(y) >> 16 : 0;
+    }
+    Raw8 r;
+    r.a = f32 ? make_uint4(u[0], u[1], u[2], u[3]) : make_uint4(u[1], u[3], u[5], u[7]);
+    r.b = make_uint4(u[4], u[5], u[6], u[7]);
+    return r;
 }
 
 /* Query rows of one tile into shared memory, K-major swizzled boxes of 64: latent boxes first, then rotary; WARPS warps,
@@ -95,62 +119,67 @@ static __device__ __forceinline__ void load8(float (&x)[8], const DecodeRows &r,
 template <int LAT, int N, int RB, bool FP8, int WARPS>
 static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len)
 {
-    constexpr int CHUNKS = LAT / 8 + RB * 8, T = WARPS * 32;
+    constexpr int CHUNKS = LAT / 8 + RB * 8, T = WARPS * 32, ITEMS = (N * CHUNKS + T - 1) / T, BATCH = ITEMS < 8 ? ITEMS : 8;
     float *colscale = (float *)(smem + sm.colscale);
-    int *limit = (int *)(smem + sm.limit);
-    auto fetch = [&](float (&x)[8], int n, int k) { /* row n, values k .. k + 7; zero outside */
-        const int row = blockIdx.y * N + n, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = 0.f;
-        if (row >= d.rows) return;
-        if (k < LAT) {
-            load8(x, d.q, (size_t)(b * d.q.b + t * d.q.t + h * d.q.h) + k);
-            return;
-        }
-        const int r = k - LAT - (int)((unsigned)h * (unsigned)d.rope_heads / (unsigned)d.H) * d.rope;
-        if (r < 0 || r >= d.rope) return;
-        load8(x, d.q2, (size_t)(b * d.q2.b + t * d.q2.t + h * d.q2.h) + r);
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] *= d.rope_ratio;
-    };
+    int *limit = (int *)(smem + sm.limit), *seg = (int *)(smem + sm.p);
+    long long *offset = (long long *)(smem + sm.red); /* (N, 2) of q and q2 */
     if (threadIdx.x < N) {
-        const int row = blockIdx.y * N + threadIdx.x;
-        limit[threadIdx.x] = row < d.rows ? min(len, len - d.s_q + row / d.Hg + 1) : len;
-        colscale[threadIdx.x] = FP8 ? 0.f : d.scale; /* FP8: the row's largest magnitude first */
+        const int n = threadIdx.x, row = blockIdx.y * N + n, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
+        limit[n] = row < d.rows ? min(len, len - d.s_q + t + 1) : -1; /* negative: not a row; made positive below */
+        colscale[n] = FP8 ? 0.f : d.scale;                           /* FP8: the row's largest magnitude first */
+        offset[2 * n] = b * d.q.b + t * d.q.t + h * d.q.h;
+        offset[2 * n + 1] = b * d.q2.b + t * d.q2.t + h * d.q2.h;
+        seg[n] = (int)((unsigned)h * (unsigned)d.rope_heads / (unsigned)d.H) * d.rope;
     }
-    if (FP8) {
-        bar_sync(BAR_ALL, T);
-#pragma unroll 4
-        for (int i = threadIdx.x; i < N * CHUNKS; i += T) {
-            float x[8], amax = 0.f;
-            fetch(x, i / CHUNKS, i % CHUNKS * 8);
+    bar_sync(BAR_ALL, T);
+#pragma unroll 1
+    for (int pass = FP8 ? 0 : 1; pass < 2; pass++) { /* pass 0: largest magnitudes; the second read hits the cache */
+#pragma unroll 1
+        for (int i0 = threadIdx.x; i0 < N * CHUNKS; i0 += T * BATCH) {
+            Raw8 raw[BATCH];
 #pragma unroll
-            for (int j = 0; j < 8; j++) amax = x[j] == x[j] ? fmaxf(amax, fabsf(x[j])) : CUDART_INF_F;
-            atomicMax((int *)&colscale[i / CHUNKS], __float_as_int(amax)); /* order of non-negative floats */
+            for (int it = 0; it < BATCH; it++) {
+                const int i = i0 + it * T, n = min(i / CHUNKS, N - 1), k = i % CHUNKS * 8, r = k - LAT - seg[n];
+                const bool lat = k < LAT, in = i < N * CHUNKS && limit[n] >= 0 && (lat || (r >= 0 && r < d.rope));
+                const DecodeRows &src = lat ? d.q : d.q2;
+                const size_t at = (size_t)(lat ? offset[2 * n] + k : offset[2 * n + 1] + r);
+                if (src.vec) {
+                    const char *p = (const char *)src.p + at * (src.f32 ? 4 : 2);
+                    raw[it].a = load16_if(p, in);
+                    raw[it].b = load16_if(p + 16, in && src.f32);
+                } else
+                    raw[it] = in ? load8_unaligned(src.p, src.f32, at) : Raw8{};
+            }
+#pragma unroll
+            for (int it = 0; it < BATCH; it++) {
+                const int i = i0 + it * T, n = i / CHUNKS, k = i % CHUNKS * 8;
+                if (i >= N * CHUNKS) break;
+                float x[8];
+                raw[it].widen(x, k < LAT ? d.q.f32 : d.q2.f32);
+                if (k >= LAT)
+                    for (int j = 0; j < 8; j++) x[j] *= d.rope_ratio;
+                const uint32_t row = sm.q + (k >> 6) * N * 128 + n * 128;
+                if (FP8 && pass == 0) {
+                    float amax = 0.f;
+                    for (int j = 0; j < 8; j++) amax = x[j] == x[j] ? fmaxf(amax, fabsf(x[j])) : CUDART_INF_F;
+                    atomicMax((int *)&colscale[n], __float_as_int(amax)); /* the order of non-negative floats */
+                } else if (FP8) {
+                    const float down = pow2f(-row_exponent(colscale[n]));
+                    const int c = k >> 4 & 3, hi = k >> 3 & 1;
+                    for (int j = 0; j < 4; j++) { /* values 2j, 2j + 1: k-step 2 hi + j / 2, upper half j % 2 */
+                        const int c8 = 2 * (2 * hi + (j >> 1)) + (j & 1);
+                        *(uint32_t *)(smem + row + ((c8 ^ (n & 7)) << 4) + 4 * c) = pack2<true>(x[2 * j] * down, x[2 * j + 1] * down);
+                    }
+                } else
+                    *(uint4 *)(smem + row + (((k >> 3 & 7) ^ (n & 7)) << 4)) =
+                        make_uint4(pack2<false>(x[0], x[1]), pack2<false>(x[2], x[3]), pack2<false>(x[4], x[5]), pack2<false>(x[6], x[7]));
+            }
         }
         bar_sync(BAR_ALL, T);
     }
-#pragma unroll 4
-    for (int i = threadIdx.x; i < N * CHUNKS; i += T) {
-        const int n = i / CHUNKS, k = i % CHUNKS * 8;
-        const uint32_t row = sm.q + (k >> 6) * N * 128 + n * 128;
-        float x[8];
-        fetch(x, n, k);
-        if (FP8) {
-            const float down = pow2f(-row_exponent(colscale[n]));
-            const int c = k >> 4 & 3, hi = k >> 3 & 1;
-#pragma unroll
-            for (int j = 0; j < 4; j++) { /* values 2j, 2j + 1 of the eight: k-step 2 hi + j / 2, upper half j % 2 */
-                const int c8 = 2 * (2 * hi + (j >> 1)) + (j & 1);
-                *(uint32_t *)(smem + row + ((c8 ^ (n & 7)) << 4) + 4 * c) = pack2<true>(x[2 * j] * down, x[2 * j + 1] * down);
-            }
-        } else
-            *(uint4 *)(smem + row + (((k >> 3 & 7) ^ (n & 7)) << 4)) =
-                make_uint4(pack2<false>(x[0], x[1]), pack2<false>(x[2], x[3]), pack2<false>(x[4], x[5]), pack2<false>(x[6], x[7]));
-    }
-    if (FP8) {
-        bar_sync(BAR_ALL, T);
-        if (threadIdx.x < N) colscale[threadIdx.x] = d.scale * pow2f(row_exponent(colscale[threadIdx.x]));
+    if (threadIdx.x < N) {
+        if (FP8) colscale[threadIdx.x] = d.scale * pow2f(row_exponent(colscale[threadIdx.x]));
+        if (limit[threadIdx.x] < 0) limit[threadIdx.x] = len;
     }
 }
 

@@ -273,8 +273,8 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             for (int i = 0; i < 4; i++) l[2 * j] += red[(4 * j + c) * 4 + i].x, l[2 * j + 1] += red[(4 * j + c) * 4 + i].y;
     }
 
-    /* Sums of all warpgroups into warpgroup 0, scaled to the common maximum; m and l become the block's. */
-    __device__ __forceinline__ void gather()
+    /* Per column: the factor that brings this warpgroup's O to the common maximum, and the block's m and l. */
+    __device__ __forceinline__ void common_max(float (&f)[NC])
     {
         float *stat = (float *)(smem + sm.p) + wg * 2 * N; /* P is free: every product with it is done */
         bar_sync(BAR_ALL, ALL);
@@ -284,7 +284,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             if (w == 0 && g == 0) stat[n] = m[i], stat[N + n] = l[i];
         }
         bar_sync(BAR_ALL, ALL);
-        float scale[NC];
 #pragma unroll
         for (int i = 0; i < NC; i++) {
             const float *st = (const float *)(smem + sm.p) + 8 * (i >> 1) + 2 * c + (i & 1);
@@ -294,71 +293,86 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const float use = mx == -CUDART_INF_F ? 0.f : mx;
 #pragma unroll
             for (int k = 0; k < NW; k++) sum += st[k * 2 * N + N] * exp2_fast(st[k * 2 * N] - use);
-            scale[i] = exp2_fast(m[i] - use);
+            f[i] = exp2_fast(m[i] - use);
             m[i] = mx, l[i] = sum;
         }
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-            for (int j = 0; j < N / 2; j++) acc[i][j] *= scale[2 * (j / 4) + (j & 1)];
-        float *box = (float *)(smem + sm.q); /* half of O fits the queries' space */
-#pragma unroll
-        for (int k = 1; k < NW; k++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (wg == k)
-#pragma unroll
-                    for (int i = 0; i < TILES / 2; i++)
-#pragma unroll
-                        for (int j = 0; j < N / 2; j++) box[(i * (N / 2) + j) * 128 + t] = acc[half * (TILES / 2) + i][j];
-                bar_sync(BAR_ALL, ALL);
-                if (wg == 0)
-#pragma unroll
-                    for (int i = 0; i < TILES / 2; i++)
-#pragma unroll
-                        for (int j = 0; j < N / 2; j++) acc[half * (TILES / 2) + i][j] += box[(i * (N / 2) + j) * 128 + t];
-                bar_sync(BAR_ALL, ALL);
-            }
     }
 
-    __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
+    /* This warpgroup's O of one half of the latents, times f, into (or onto) rows of HALF + 4 floats: the padding puts
+     * the four columns of a store into different banks. */
+    static constexpr int HALF = LAT / 2, LDH = HALF + 4;
+    template <int H> __device__ __forceinline__ void put_half(float *rows, const float (&f)[NC], bool onto)
     {
-        total();
-        if constexpr (!SPLIT) {
-            gather();
-            if (wg) return;
-        }
-        const int own = SPLIT ? wg * N : 0;
 #pragma unroll
         for (int k = 0; k < NC; k++) {
-            const int n = own + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n;
-            if (row >= d.rows) continue;
-            const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
-            const int tk = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
-            const size_t oo = (size_t)(b * d.o.b + tk * d.o.t + h * d.o.h);
-            const size_t po = ((size_t)part_slot * NT + n) * LAT;
+            const int e = 4 * (k >> 1) + (k & 1);
+            float *row = rows + (8 * (k >> 1) + 2 * c + (k & 1)) * LDH;
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int lat = FP8 ? 128 * (i >> 1) + (8 * w + g) * 4 + 2 * (i & 1) + half : 64 * i + 16 * w + g + 8 * half;
-                    const float x = acc[i][4 * (k >> 1) + 2 * half + (k & 1)] * inv;
-                    if (whole) store_f32((void *)d.o.p, d.o.f32, oo + lat, x);
-                    else if (!FP8) d.po[po + lat] = x;
+            for (int i = H * (TILES / 2); i < (H + 1) * (TILES / 2); i += FP8 ? 2 : 1) {
+                const int j = i - H * (TILES / 2);
+                if (FP8) { /* a thread's four latents of a box lie side by side */
+                    float4 x = make_float4(acc[i][e] * f[k], acc[i][e + 2] * f[k], acc[i + 1][e] * f[k], acc[i + 1][e + 2] * f[k]);
+                    float4 *to = (float4 *)(row + 64 * j + (8 * w + g) * 4);
+                    if (onto) x.x += to->x, x.y += to->y, x.z += to->z, x.w += to->w;
+                    *to = x;
+                } else {
+                    float *to = row + 64 * j + 16 * w + g;
+                    const float x = acc[i][e] * f[k], y = acc[i][e + 2] * f[k];
+                    to[0] = onto ? to[0] + x : x;
+                    to[8] = onto ? to[8] + y : y;
                 }
-            if (FP8 && !whole)
-#pragma unroll
-                for (int i = 0; i < TILES; i += 2) { /* a thread's four latents of a box lie side by side */
-                    const int e = 4 * (k >> 1) + (k & 1);
-                    *(float4 *)(d.po + po + 64 * i + (8 * w + g) * 4) =
-                        make_float4(acc[i][e] * inv, acc[i][e + 2] * inv, acc[i + 1][e] * inv, acc[i + 1][e + 2] * inv);
-                }
-            if (w == 0 && g == 0) {
-                const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
-                if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
-                else if (d.lse) d.lse[((size_t)b * d.s_q + tk) * d.H + h] = lse2 * 0.693147180559945f;
             }
         }
+    }
+    template <int H> __device__ __forceinline__ void write_half(const float (&f)[NC], int b, bool whole, int part_slot)
+    {
+        float *rows = (float *)(smem + sm.q); /* half of O fits the queries' space */
+        if (SPLIT) {
+            put_half<H>(rows + wg * N * LDH, f, false);
+            bar_sync(BAR_ALL, ALL);
+        } else
+#pragma unroll 1
+            for (int k = 0; k < NW; k++) {
+                if (wg == k) put_half<H>(rows, f, k > 0);
+                bar_sync(BAR_ALL, ALL);
+            }
+#pragma unroll 1
+        for (int i = threadIdx.x; i < NT * (HALF / 4); i += ALL) {
+            const int n = i / (HALF / 4), at = i % (HALF / 4) * 4, row = blockIdx.y * NT + n;
+            if (row >= d.rows) break;
+            const float4 x = *(const float4 *)(rows + n * LDH + at);
+            if (!whole) {
+                *(float4 *)(d.po + ((size_t)part_slot * NT + n) * LAT + H * HALF + at) = x;
+                continue;
+            }
+            const size_t o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + H * HALF + at;
+            store_f32((void *)d.o.p, d.o.f32, o, x.x);
+            store_f32((void *)d.o.p, d.o.f32, o + 1, x.y);
+            store_f32((void *)d.o.p, d.o.f32, o + 2, x.z);
+            store_f32((void *)d.o.p, d.o.f32, o + 3, x.w);
+        }
+        bar_sync(BAR_ALL, ALL);
+    }
+
+    /* whole: the block saw every page of the sequence and writes the output itself; otherwise a partial for the merge. */
+    __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
+    {
+        float f[NC];
+        total();
+        if constexpr (!SPLIT) common_max(f);
+        else bar_sync(BAR_ALL, ALL);
+#pragma unroll
+        for (int k = 0; k < NC; k++) {
+            const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
+            f[k] = SPLIT ? inv : f[k] * inv;
+            const int n = (SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n;
+            if (row >= d.rows || w || g || (!SPLIT && wg)) continue;
+            const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
+            if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
+            else if (d.lse) d.lse[((size_t)b * d.s_q + row / d.Hg) * d.H + blockIdx.z * d.Hg + row % d.Hg] = lse2 * 0.693147180559945f;
+        }
+        write_half<0>(f, b, whole, part_slot);
+        write_half<1>(f, b, whole, part_slot);
     }
 };
 
@@ -380,7 +394,7 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
         for (int blk = i0 + (SPLIT ? 0 : k.wg); blk < i1; blk += SPLIT ? 1 : NW) {
             const uint32_t box = (done + (uint32_t)(blk - i0)) * S::PER;
             k.pos.slot = (int)(box % (uint32_t)d.slots);
-            k.pos.phase = box / (uint32_t)d.slots & 1;
+            k.pos.phase = (box / (uint32_t)d.slots) & 1;
             k.page(blk, len, len - d.s_q + 1, blk == i0, blk + 1 == i1);
         }
         done += (uint32_t)(i1 - i0);

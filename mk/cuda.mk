@@ -12,10 +12,6 @@ CUDA_OBJ := $(patsubst %.cu,$(BUILD)/obj/%.o,$(CUDA_SRC))
 CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu))
 CUDA_BENCH := $(patsubst tests/bench/%.cu,$(BUILD)/bench/%,$(wildcard tests/bench/cuda_*.cu))
 
-$(BUILD)/obj/cuda/decode_lat%.o: cuda/decode_lat%.cu
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -c -o $@ $<
-
 $(BUILD)/obj/cuda/%.o: cuda/%.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -c -o $@ $<
@@ -24,11 +20,16 @@ $(BUILD)/libmla-cuda.a: $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
-$(BUILD)/tests/cuda_%: tests/cuda/%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(call objs_upto,tensor)
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda -o $@ $(filter %.cu %.a %.o,$^) $(CUDA_LIBS) -lpthread
+# The CPU reference the operations are compared with, and what it stands on; -u: the open function is a weak reference.
+CUDA_CPU := $(foreach l,base tensor linalg backend,$(call obj_of,$(l)))
+CUDA_PULL := -Xlinker -u -Xlinker mla_cuda_open
+CUDA_CPU_LIBS := $(shell pkg-config --libs lapacke openblas 2>/dev/null) -lm -lpthread
 
-$(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(call objs_upto,tensor)
+$(BUILD)/tests/cuda_test_%: tests/cuda/test_%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(CUDA_CPU)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda $(CUDA_PULL) -o $@ $(filter %.cu %.o,$^) $(BUILD)/libmla-cuda.a $(CUDA_LIBS) $(CUDA_CPU_LIBS)
+
+$(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(foreach l,base tensor,$(call obj_of,$(l)))
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda -o $@ $(filter %.cu %.a %.o,$^) $(CUDA_LIBS) -lpthread
 

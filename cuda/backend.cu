@@ -1,0 +1,146 @@
+/* Opening a CUDA device, its memory, and the table of its operations. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/be.cuh"
+
+mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err)
+{
+    if (s == CUBLAS_STATUS_SUCCESS) return MLA_OK;
+    return mla_fail(err, s == CUBLAS_STATUS_ALLOC_FAILED ? MLA_ENOMEM : MLA_EINTERNAL, "%s: cuBLAS status %d", what, (int)s);
+}
+
+mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err)
+{
+    if (bytes > c->scratch_bytes) {
+        mla_status st = cu_ok(cudaStreamSynchronize(c->stream), what, err);
+        if (st) return st;
+        cudaFree(c->scratch);
+        c->scratch = NULL, c->scratch_bytes = 0;
+        if (cudaMalloc((void **)&c->scratch, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            return mla_fail(err, MLA_ENOMEM, "%s: %zu bytes of device scratch", what, bytes);
+        }
+        c->scratch_bytes = bytes;
+    }
+    *out = c->scratch;
+    return MLA_OK;
+}
+
+mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err)
+{
+    return cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
+}
+
+static mla_status cu_alloc(mla_backend *be, mla_mem **out, size_t bytes, mla_err *err)
+{
+    (void)be;
+    if (cudaMalloc((void **)out, bytes ? bytes : 1) == cudaSuccess) return MLA_OK;
+    cudaGetLastError();
+    *out = NULL;
+    return mla_fail(err, MLA_ENOMEM, "device memory: %zu bytes", bytes);
+}
+static void cu_free(mla_backend *be, mla_mem *p)
+{
+    (void)be;
+    cudaFree(p);
+}
+static mla_status cu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t bytes, mla_err *err)
+{
+    return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cu_of(be)->stream), "upload", err);
+}
+static mla_status cu_download(mla_backend *be, void *dst, const mla_mem *src, size_t bytes, mla_err *err)
+{
+    mla_status st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cu_of(be)->stream), "download", err);
+    return st ? st : cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "download", err);
+}
+static mla_status cu_copy(mla_backend *be, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *err)
+{
+    return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cu_of(be)->stream), "copy", err);
+}
+static mla_status cu_zero(mla_backend *be, mla_mem *dst, size_t bytes, mla_err *err)
+{
+    return cu_ok(cudaMemsetAsync(dst, 0, bytes, cu_of(be)->stream), "zero", err);
+}
+static mla_status cu_sync(mla_backend *be, mla_err *err) { return cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "sync", err); }
+static const char *cu_describe(mla_backend *be) { return cu_of(be)->text; }
+
+static void cu_destroy(mla_backend *be)
+{
+    mla_cuda *c = cu_of(be);
+    if (!c) return;
+    if (c->stream) cudaStreamSynchronize(c->stream);
+    if (c->solver) cusolverDnDestroy(c->solver);
+    if (c->blas) cublasDestroy(c->blas);
+    if (c->lt) cublasLtDestroy(c->lt);
+    cudaFree(c->lt_space);
+    cudaFree(c->scratch);
+    if (c->stream) cudaStreamDestroy(c->stream);
+    free(c);
+}
+
+static const mla_backend_ops OPS = {
+    "cuda",      cu_destroy,    cu_describe,    cu_alloc,       cu_free,      cu_upload,   cu_download, cu_copy,
+    cu_zero,     cu_sync,       cu_weight_new,  cu_weight_free, cu_weight_bytes, cu_linear, cu_embed,  cu_rmsnorm,
+    cu_gated_norm, cu_rope,     cu_add,         cu_add_rows,    cu_silu_mul,  cu_sigmoid_mul, cu_copy_rows, cu_kv_write,
+    cu_kv_read,  cu_attention,  cu_conv,        cu_gdn,         cu_gram,      cu_range,    cu_eigh,
+};
+
+/* "cuda" or "cuda:N" */
+static mla_status ordinal(const char *name, int *out, mla_err *err)
+{
+    char *end = NULL;
+    const long n = name[4] == ':' ? strtol(name + 5, &end, 10) : 0;
+    if (strncmp(name, "cuda", 4) || (name[4] && (name[4] != ':' || !name[5] || *end || n < 0 || n > 1023)))
+        return mla_fail(err, MLA_EINVAL, "device %s: expected cuda or cuda:N", name);
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        count = 0;
+    }
+    if (n >= count) return mla_fail(err, MLA_EUNSUPPORTED, "device %s: this machine shows %d CUDA devices", name, count);
+    *out = (int)n;
+    return MLA_OK;
+}
+
+static mla_status start(mla_cuda *c, mla_err *err)
+{
+    cudaDeviceProp p;
+    int driver = 0;
+    mla_status st = cu_ok(cudaSetDevice(c->device), "device", err);
+    if (!st) st = cu_ok(cudaGetDeviceProperties(&p, c->device), "device properties", err);
+    if (!st && p.major < 8)
+        st = mla_fail(err, MLA_EUNSUPPORTED, "device cuda:%d %s: compute capability %d.%d, at least 8.0", c->device, p.name, p.major, p.minor);
+    if (!st) st = cu_ok(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "stream", err);
+    if (!st) st = cublas_ok(cublasLtCreate(&c->lt), "cuBLASLt", err);
+    if (!st) st = cublas_ok(cublasCreate(&c->blas), "cuBLAS", err);
+    if (!st) st = cublas_ok(cublasSetStream(c->blas, c->stream), "cuBLAS stream", err);
+    if (!st && (cusolverDnCreate(&c->solver) != CUSOLVER_STATUS_SUCCESS || cusolverDnSetStream(c->solver, c->stream) != CUSOLVER_STATUS_SUCCESS))
+        st = mla_fail(err, MLA_EINTERNAL, "cuSOLVER does not start");
+    if (!st) st = cu_ok(cudaMalloc(&c->lt_space, LT_SPACE), "cuBLASLt workspace", err);
+    if (st) return st;
+    cudaDriverGetVersion(&driver);
+    c->sms = p.multiProcessorCount;
+    snprintf(c->text, sizeof c->text, "cuda:%d %s, compute %d.%d, %d SMs, %zu MiB, driver CUDA %d.%d", c->device, p.name, p.major, p.minor,
+             c->sms, p.totalGlobalMem >> 20, driver / 1000, driver % 1000 / 10);
+    return MLA_OK;
+}
+
+extern "C" mla_status mla_cuda_open(mla_backend **out, const mla_backend_opts *opts, mla_err *err)
+{
+    int n = 0;
+    mla_status st = ordinal(opts && opts->device ? opts->device : "cuda", &n, err);
+    if (st) return st;
+    mla_cuda *c = (mla_cuda *)calloc(1, sizeof *c);
+    if (!c) return mla_fail(err, MLA_ENOMEM, "CUDA backend");
+    c->base.ops = &OPS;
+    c->device = n;
+    st = start(c, err);
+    if (st) {
+        cu_destroy(&c->base);
+        return st;
+    }
+    *out = &c->base;
+    return MLA_OK;
+}

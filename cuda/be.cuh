@@ -1,0 +1,66 @@
+/* The CUDA backend's own state and the functions its op table is made of (backend/backend.h says what each promises).
+ *
+ * One stream, ops queued in order. Ops share one growable scratch block on the device, valid until the next op: stream
+ * order keeps a later op from touching it early. Host arrays of a call (page tables, token ids) are copied before the
+ * call returns. Private to cuda/. */
+#ifndef MLA_CUDA_BE_CUH
+#define MLA_CUDA_BE_CUH
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <cusolverDn.h>
+
+#include "backend/backend.h"
+#include "cuda/check.cuh"
+
+struct mla_cuda {
+    mla_backend base;
+    int device, sms;
+    cudaStream_t stream;
+    cublasLtHandle_t lt;
+    cublasHandle_t blas;
+    cusolverDnHandle_t solver;
+    void *lt_space; /* cublasLt workspace of LT_SPACE bytes */
+    char *scratch;
+    size_t scratch_bytes;
+    char text[400];
+};
+enum { LT_SPACE = 32 << 20 };
+
+static inline mla_cuda *cu_of(mla_backend *be) { return (mla_cuda *)be; }
+static inline float *f32p(mla_mem *p) { return (float *)p; }
+static inline const float *cf32p(const mla_mem *p) { return (const float *)p; }
+static inline double *f64p(mla_mem *p) { return (double *)p; }
+static inline unsigned grid_of(size_t n, size_t per) { return (unsigned)((n + per - 1) / per); }
+static inline mla_status launched(const char *what, mla_err *err) { return cu_ok(cudaGetLastError(), what, err); }
+
+mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err);
+/* bytes of device scratch; growing waits for the stream. */
+mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err);
+/* Device copy of n 32-bit host values inside scratch memory at `at`. */
+mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err);
+static inline size_t pad256(size_t n) { return (n + 255) & ~(size_t)255; }
+
+mla_status cu_weight_new(mla_backend *, mla_weight **, const mla_weight_desc *, mla_err *);
+void cu_weight_free(mla_backend *, mla_weight *);
+size_t cu_weight_bytes(const mla_weight *);
+mla_status cu_linear(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
+mla_status cu_embed(mla_backend *, const mla_weight *, mla_mem *, const int32_t *, size_t, mla_err *);
+mla_status cu_rmsnorm(mla_backend *, const mla_norm_args *, mla_err *);
+mla_status cu_gated_norm(mla_backend *, const mla_gated_norm_args *, mla_err *);
+mla_status cu_rope(mla_backend *, const mla_rope_args *, mla_err *);
+mla_status cu_add(mla_backend *, mla_mem *, const mla_mem *, size_t, mla_err *);
+mla_status cu_add_rows(mla_backend *, mla_mem *, size_t, size_t, size_t, const mla_mem *, float, mla_err *);
+mla_status cu_silu_mul(mla_backend *, mla_mem *, const mla_mem *, const mla_mem *, size_t, mla_err *);
+mla_status cu_sigmoid_mul(mla_backend *, mla_mem *, const mla_mem *, size_t, size_t, size_t, mla_err *);
+mla_status cu_copy_rows(mla_backend *, mla_mem *, size_t, const mla_mem *, size_t, size_t, size_t, mla_err *);
+mla_status cu_kv_write(mla_backend *, const mla_kv_write_args *, mla_err *);
+mla_status cu_kv_read(mla_backend *, const mla_kv_read_args *, mla_err *);
+mla_status cu_attention(mla_backend *, const mla_attn_args *, mla_err *);
+mla_status cu_conv(mla_backend *, const mla_conv_args *, mla_err *);
+mla_status cu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
+mla_status cu_gram(mla_backend *, const mla_gram_args *, mla_err *);
+mla_status cu_range(mla_backend *, const mla_mem *, size_t, size_t, size_t, mla_range *, mla_err *);
+mla_status cu_eigh(mla_backend *, double *, double *, size_t, mla_err *);
+#endif

@@ -1,0 +1,250 @@
+/* Linear layers: f32 by the contract's own sequence of fused multiply-adds, bf16 by cuBLASLt. */
+#include <stdlib.h>
+
+#include "cuda/be.cuh"
+
+enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128 };
+
+/* f32: W transposed, (in, out): a warp's outputs lie side by side. bf16: W (out, in8), rows padded with zeros to 8. */
+struct mla_weight {
+    size_t out, in, in8, bytes;
+    mla_precision precision;
+    void *data;
+};
+
+static __global__ void store_f32_t(float *w, const float *rows, size_t row0, size_t n, size_t in, size_t out)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n * in) w[i % in * out + row0 + i / in] = rows[i];
+}
+static __global__ void store_bf16(__nv_bfloat16 *w, const float *rows, size_t row0, size_t n, size_t in, size_t in8)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n * in8) w[(row0 + i / in8) * in8 + i % in8] = __float2bfloat16_rn(i % in8 < in ? rows[i / in8 * in + i % in8] : 0.f);
+}
+
+mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_desc *d, mla_err *err)
+{
+    mla_cuda *c = cu_of(be);
+    mla_status st = MLA_OK;
+    float *rows = NULL, *dev = NULL;
+    if (!d->out || !d->in || !d->rows) return mla_fail(err, MLA_EINVAL, "weight (%zu, %zu): empty", d->out, d->in);
+    mla_weight *w = (mla_weight *)calloc(1, sizeof *w);
+    if (!w) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu)", d->out, d->in);
+    w->out = d->out, w->in = d->in, w->in8 = (d->in + 7) / 8 * 8, w->precision = d->precision;
+    const bool f32 = d->precision == MLA_PREC_F32;
+    size_t at_once = ((size_t)16 << 20) / 4 / d->in;
+    at_once = at_once == 0 ? 1 : at_once > d->out ? d->out : at_once;
+    if (__builtin_mul_overflow(f32 ? d->in : w->in8, d->out, &w->bytes) || __builtin_mul_overflow(w->bytes, f32 ? 4u : 2u, &w->bytes)) {
+        st = mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): size overflows", d->out, d->in);
+        goto done;
+    }
+    st = cu_ok(cudaMalloc(&w->data, w->bytes), "weight", err);
+    if (!st) st = cu_ok(cudaMallocHost((void **)&rows, at_once * d->in * 4), "weight staging", err);
+    if (!st) st = cu_ok(cudaMalloc((void **)&dev, at_once * d->in * 4), "weight staging", err);
+    for (size_t r = 0; !st && r < d->out; r += at_once) {
+        const size_t n = at_once < d->out - r ? at_once : d->out - r;
+        st = cu_ok(cudaStreamSynchronize(c->stream), "weight", err); /* the staging rows are free again */
+        if (!st) st = d->rows(d->ctx, r, n, rows, err);
+        if (!st) st = cu_ok(cudaMemcpyAsync(dev, rows, n * d->in * 4, cudaMemcpyHostToDevice, c->stream), "weight", err);
+        if (st) break;
+        if (f32) store_f32_t<<<grid_of(n * d->in, 256), 256, 0, c->stream>>>((float *)w->data, dev, r, n, d->in, d->out);
+        else store_bf16<<<grid_of(n * w->in8, 256), 256, 0, c->stream>>>((__nv_bfloat16 *)w->data, dev, r, n, d->in, w->in8);
+        st = launched("weight", err);
+    }
+    if (!st) st = cu_ok(cudaStreamSynchronize(c->stream), "weight", err);
+done:
+    cudaFreeHost(rows);
+    cudaFree(dev);
+    if (st) {
+        cu_weight_free(be, w);
+        return st;
+    }
+    *out = w;
+    return MLA_OK;
+}
+
+void cu_weight_free(mla_backend *be, mla_weight *w)
+{
+    (void)be;
+    if (!w) return;
+    cudaFree(w->data);
+    free(w);
+}
+size_t cu_weight_bytes(const mla_weight *w) { return w->bytes; }
+
+/* ---- f32: per output a chain of fmaf over k within each panel of 256 from zero, panels added in order */
+
+static __device__ __forceinline__ void put(float *y, float sum, const float *bias, bool accumulate)
+{
+    const float v = bias ? sum + *bias : sum;
+    *y = accumulate ? *y + v : v;
+}
+
+/* Many tokens: a 64 x 64 tile per block, 4 x 4 outputs per thread. */
+static __global__ void __launch_bounds__(256) linear_f32_tile(const float *w, const float *x, float *y, size_t ldx, size_t ldy, size_t T,
+                                                              size_t in, size_t out, const float *bias, bool accumulate)
+{
+    __shared__ float xs[STEP][TILE + 4], ws[STEP][TILE];
+    const size_t n0 = blockIdx.x * (size_t)TILE, t0 = blockIdx.y * (size_t)TILE;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    float total[4][4], sum[4][4];
+    for (size_t k0 = 0; k0 < in; k0 += STEP) {
+        for (int i = threadIdx.x; i < STEP * TILE; i += 256) {
+            const size_t k = k0 + i % STEP, t = t0 + i / STEP, n = n0 + i % TILE, kw = k0 + i / TILE;
+            xs[i % STEP][i / STEP] = t < T && k < in ? x[t * ldx + k] : 0.f;
+            ws[i / TILE][i % TILE] = n < out && kw < in ? w[kw * out + n] : 0.f;
+        }
+        __syncthreads();
+        const int steps = (int)(in - k0 < STEP ? in - k0 : STEP);
+        if (k0 % PANEL == 0)
+            for (int a = 0; a < 4; a++)
+                for (int b = 0; b < 4; b++) sum[a][b] = 0.f;
+        for (int k = 0; k < steps; k++)
+#pragma unroll
+            for (int a = 0; a < 4; a++)
+#pragma unroll
+                for (int b = 0; b < 4; b++) sum[a][b] = fmaf(xs[k][ty * 4 + a], ws[k][tx + 16 * b], sum[a][b]);
+        if ((k0 + STEP) % PANEL == 0 || k0 + STEP >= in)
+            for (int a = 0; a < 4; a++)
+                for (int b = 0; b < 4; b++) total[a][b] = k0 < PANEL ? sum[a][b] : total[a][b] + sum[a][b];
+        __syncthreads();
+    }
+    for (int a = 0; a < 4; a++)
+        for (int b = 0; b < 4; b++) {
+            const size_t t = t0 + ty * 4 + a, n = n0 + tx + 16 * b;
+            if (t < T && n < out) put(y + t * ldy + n, total[a][b], bias ? bias + n : NULL, accumulate);
+        }
+}
+
+/* Few tokens: every panel on its own, sums (panel, T, out) to scratch, then added in order. */
+static __global__ void __launch_bounds__(COLS) linear_f32_panel(const float *w, const float *x, float *part, size_t ldx, size_t T, size_t in, size_t out)
+{
+    __shared__ float xs[PANEL];
+    const size_t n = blockIdx.x * (size_t)COLS + threadIdx.x, k0 = blockIdx.y * (size_t)PANEL, t = blockIdx.z;
+    const int steps = (int)(in - k0 < PANEL ? in - k0 : PANEL);
+    for (int k = threadIdx.x; k < steps; k += COLS) xs[k] = x[t * ldx + k0 + k];
+    __syncthreads();
+    if (n >= out) return;
+    float sum = 0.f;
+#pragma unroll 16
+    for (int k = 0; k < steps; k++) sum = fmaf(xs[k], w[(k0 + k) * out + n], sum);
+    part[(blockIdx.y * T + t) * out + n] = sum;
+}
+static __global__ void add_panels(const float *part, float *y, size_t ldy, size_t T, size_t out, size_t panels, const float *bias, bool accumulate)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i >= T * out) return;
+    float total = part[i];
+    for (size_t p = 1; p < panels; p++) total += part[p * T * out + i];
+    put(y + i / out * ldy + i % out, total, bias ? bias + i % out : NULL, accumulate);
+}
+
+static mla_status linear_f32(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    const float *bias = a->bias ? cf32p(a->bias) : NULL, *wd = (const float *)w->data;
+    const size_t panels = (w->in + PANEL - 1) / PANEL;
+    if (a->T > FEW) {
+        for (size_t t0 = 0; t0 < a->T; t0 += 65535 * (size_t)TILE) {
+            const size_t n = a->T - t0 < 65535 * (size_t)TILE ? a->T - t0 : 65535 * (size_t)TILE;
+            linear_f32_tile<<<dim3(grid_of(w->out, TILE), grid_of(n, TILE)), 256, 0, c->stream>>>(
+                wd, cf32p(a->x) + t0 * a->ldx, f32p(a->y) + t0 * a->ldy, a->ldx, a->ldy, n, w->in, w->out, bias, a->accumulate);
+        }
+        return launched("linear f32", err);
+    }
+    char *part;
+    mla_status st = cu_scratch(c, panels * a->T * w->out * 4, "linear f32", &part, err);
+    if (st) return st;
+    linear_f32_panel<<<dim3(grid_of(w->out, COLS), (unsigned)panels, (unsigned)a->T), COLS, 0, c->stream>>>(wd, cf32p(a->x), (float *)part,
+                                                                                                         a->ldx, a->T, w->in, w->out);
+    add_panels<<<grid_of(a->T * w->out, 256), 256, 0, c->stream>>>((float *)part, f32p(a->y), a->ldy, a->T, w->out, panels, bias, a->accumulate);
+    return launched("linear f32", err);
+}
+
+/* ---- bf16 */
+
+static __global__ void round_rows(__nv_bfloat16 *y, const float *x, size_t ldx, size_t T, size_t in, size_t in8)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < T * in8) y[i] = __float2bfloat16_rn(i % in8 < in ? x[i / in8 * ldx + i % in8] : 0.f);
+}
+static __global__ void put_rows(float *y, size_t ldy, const float *sum, size_t ldsum, size_t T, size_t out, const float *bias, bool accumulate)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < T * out) put(y + i / out * ldy + i % out, sum[i / out * ldsum + i % out], bias ? bias + i % out : NULL, accumulate);
+}
+
+/* C (T, out; ldc) = X (T, in8) W^T, in cuBLAS's column-major eyes C^T = W X^T. */
+static mla_status gemm_bf16(mla_cuda *c, const mla_weight *w, const void *x, float *y, size_t ldc, size_t T, mla_err *err)
+{
+    cublasLtMatmulDesc_t op = NULL;
+    cublasLtMatrixLayout_t A = NULL, B = NULL, C = NULL;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t found = {};
+    int n = 0;
+    const float one = 1.f, zero = 0.f;
+    const cublasOperation_t t = CUBLAS_OP_T;
+    const size_t space = LT_SPACE;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
+    if (!s) s = cublasLtMatrixLayoutCreate(&A, CUDA_R_16BF, w->in8, w->out, (int64_t)w->in8);
+    if (!s) s = cublasLtMatrixLayoutCreate(&B, CUDA_R_16BF, w->in8, T, (int64_t)w->in8);
+    if (!s) s = cublasLtMatrixLayoutCreate(&C, CUDA_R_32F, w->out, T, (int64_t)ldc);
+    if (!s) s = cublasLtMatmulPreferenceCreate(&pref);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space, sizeof space);
+    if (!s) s = cublasLtMatmulAlgoGetHeuristic(c->lt, op, A, B, C, C, pref, 1, &found, &n);
+    if (!s && n == 0) s = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!s) s = cublasLtMatmul(c->lt, op, &one, w->data, A, x, B, &zero, y, C, y, C, &found.algo, c->lt_space, LT_SPACE, c->stream);
+    if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    if (C) cublasLtMatrixLayoutDestroy(C);
+    if (B) cublasLtMatrixLayoutDestroy(B);
+    if (A) cublasLtMatrixLayoutDestroy(A);
+    if (op) cublasLtMatmulDescDestroy(op);
+    return cublas_ok(s, "linear bf16", err);
+}
+
+static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    const bool direct = !a->bias && !a->accumulate && !((uintptr_t)a->y % 16) && a->ldy % 4 == 0;
+    const size_t ld = (w->out + 3) / 4 * 4, xb = pad256(a->T * w->in8 * 2);
+    char *s;
+    mla_status st = cu_scratch(c, xb + (direct ? 0 : a->T * ld * 4), "linear bf16", &s, err);
+    if (st) return st;
+    round_rows<<<grid_of(a->T * w->in8, 256), 256, 0, c->stream>>>((__nv_bfloat16 *)s, cf32p(a->x), a->ldx, a->T, w->in, w->in8);
+    if ((st = launched("linear bf16", err))) return st;
+    if (direct) return gemm_bf16(c, w, s, f32p(a->y), a->ldy, a->T, err);
+    float *sum = (float *)(s + xb);
+    if ((st = gemm_bf16(c, w, s, sum, ld, a->T, err))) return st;
+    put_rows<<<grid_of(a->T * w->out, 256), 256, 0, c->stream>>>(f32p(a->y), a->ldy, sum, ld, a->T, w->out, a->bias ? cf32p(a->bias) : NULL, a->accumulate);
+    return launched("linear bf16", err);
+}
+
+mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    if (a->T == 0) return MLA_OK;
+    return w->precision == MLA_PREC_F32 ? linear_f32(cu_of(be), w, a, err) : linear_bf16(cu_of(be), w, a, err);
+}
+
+static __global__ void embed_rows(float *y, const void *w, const int32_t *ids, size_t T, size_t in, size_t in8, size_t out, bool f32)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i >= T * in) return;
+    const size_t id = (size_t)ids[i / in], k = i % in;
+    y[i] = f32 ? ((const float *)w)[k * out + id] : __bfloat162float(((const __nv_bfloat16 *)w)[id * in8 + k]);
+}
+
+mla_status cu_embed(mla_backend *be, const mla_weight *w, mla_mem *y, const int32_t *ids, size_t T, mla_err *err)
+{
+    mla_cuda *c = cu_of(be);
+    char *s;
+    for (size_t t = 0; t < T; t++)
+        if (ids[t] < 0 || (size_t)ids[t] >= w->out)
+            return mla_fail(err, MLA_EINVAL, "token id %d at %zu: vocabulary has %zu", (int)ids[t], t, w->out);
+    if (T == 0) return MLA_OK;
+    mla_status st = cu_scratch(c, T * 4, "embed", &s, err);
+    if (!st) st = cu_put_i32(c, s, ids, T, "embed", err);
+    if (st) return st;
+    embed_rows<<<grid_of(T * w->in, 256), 256, 0, c->stream>>>(f32p(y), w->data, (const int32_t *)s, T, w->in, w->in8, w->out,
+                                                               w->precision == MLA_PREC_F32);
+    return launched("embed", err);
+}

@@ -1,0 +1,363 @@
+/* Every backend operation on the GPU against the CPU reference backend: the same closure runs on both and returns what
+ * it computed; odd sizes, padded rows with poison between them, all cache types, refusals. */
+#include <functional>
+#include <string>
+
+#include "backend/backend.h"
+#include "cut.h"
+
+typedef std::vector<float> Vec;
+static mla_backend *cpu, *gpu;
+static mla_err err;
+
+#define OK(x)                                                                    \
+    do {                                                                         \
+        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);    \
+    } while (0)
+
+static Vec normals(size_t n, uint64_t seed, float scale = 1.f)
+{
+    Vec v(n);
+    for (size_t i = 0; i < n; i++) v[i] = cut_normal(seed, i) * scale;
+    return v;
+}
+
+/* Device memory of one closure run. */
+struct Mem {
+    mla_backend *be;
+    mla_mem *p = NULL;
+    size_t bytes;
+    Mem(mla_backend *b, const void *src, size_t n) : be(b), bytes(n)
+    {
+        OK(be->ops->alloc(be, &p, n, &err));
+        OK(be->ops->upload(be, p, src, n, &err));
+    }
+    Mem(mla_backend *b, const Vec &v) : Mem(b, v.data(), v.size() * 4) {}
+    Mem(const Mem &) = delete;
+    ~Mem() { be->ops->free(be, p); }
+    operator mla_mem *() const { return p; }
+    Vec get() const
+    {
+        Vec v(bytes / 4);
+        OK(be->ops->download(be, v.data(), p, bytes, &err));
+        return v;
+    }
+};
+static void append(Vec &a, const Vec &b) { a.insert(a.end(), b.begin(), b.end()); }
+
+/* tol 0: the same bits (poison included); otherwise relative error, non-finite only where both are (poison). */
+static void both(const std::string &what, double tol, const std::function<Vec(mla_backend *)> &f)
+{
+    const Vec want = f(cpu), got = f(gpu);
+    bool same = want.size() == got.size();
+    double d2 = 0, w2 = 0;
+    size_t odd = 0, finite = 0;
+    for (size_t i = 0; same && i < want.size(); i++) {
+        if (isfinite(want[i]) != isfinite(got[i])) odd++;
+        else if (isfinite(want[i])) d2 += pow((double)got[i] - want[i], 2), w2 += pow((double)want[i], 2), finite++;
+    }
+    const double rel = w2 > 0 ? sqrt(d2 / w2) : sqrt(d2);
+    const bool ok = same && !odd && finite && rel <= tol;
+    if (!ok || getenv("MLA_TEST_VERBOSE"))
+        fprintf(stderr, "  %-60s %zu values, %zu finite on one side only, relative error %.2e of %.0e\n", what.c_str(), want.size(), odd, rel, tol);
+    cut_check(ok, what.c_str());
+}
+static const float POISON = NAN;
+
+static mla_status dense_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
+{
+    const std::pair<const Vec *, size_t> *d = (const std::pair<const Vec *, size_t> *)ctx;
+    memcpy(dst, d->first->data() + row0 * d->second, n * d->second * 4);
+    return MLA_OK;
+}
+static mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, mla_precision p)
+{
+    std::pair<const Vec *, size_t> ctx(&w, in);
+    mla_weight_desc d = {out, in, p, dense_rows, &ctx};
+    mla_weight *r = NULL;
+    OK(be->ops->weight_new(be, &r, &d, &err));
+    return r;
+}
+
+static void linear(void)
+{
+    const size_t shapes[][3] = {{1, 1, 1}, {1, 300, 500}, {3, 255, 33}, {16, 513, 70}, {17, 256, 64}, {65, 257, 100}, {130, 1000, 77}, {200, 64, 256}};
+    for (auto &s : shapes)
+        for (int mode = 0; mode < 4; mode++)
+            for (mla_precision p : {MLA_PREC_F32, MLA_PREC_BF16}) {
+                const size_t T = s[0], in = s[1], out = s[2], ldx = in + (mode & 1), ldy = out + 3 * (mode >> 1);
+                const Vec w = normals(out * in, 1), x = normals(T * ldx, 2), b = normals(out, 3);
+                Vec y0(T * ldy, POISON);
+                for (size_t t = 0; t < T; t++)
+                    for (size_t i = 0; i < out; i++) y0[t * ldy + i] = mode == 3 ? cut_normal(4, t * out + i) : POISON;
+                char what[100];
+                snprintf(what, sizeof what, "linear %s %zu x %zu -> %zu mode %d", p == MLA_PREC_F32 ? "f32 (bits)" : "bf16", T, in, out, mode);
+                both(what, p == MLA_PREC_F32 ? 0 : 2e-6, [&](mla_backend *be) {
+                    Mem X(be, x), B(be, b), Y(be, y0);
+                    mla_weight *W = weight(be, w, out, in, p);
+                    mla_linear_args a = {Y, ldy, X, ldx, T, mode & 1 ? (mla_mem *)B : NULL, mode == 3};
+                    OK(be->ops->linear(be, W, &a, &err));
+                    const Vec r = Y.get();
+                    be->ops->weight_free(be, W);
+                    return r;
+                });
+            }
+    for (mla_precision p : {MLA_PREC_F32, MLA_PREC_BF16})
+        both("embed", 0, [&](mla_backend *be) {
+            const int32_t ids[5] = {3, 0, 10, 10, 7};
+            const Vec w = normals(11 * 37, 5);
+            Mem Y(be, Vec(5 * 37, POISON));
+            mla_weight *W = weight(be, w, 11, 37, p);
+            OK(be->ops->embed(be, W, Y, ids, 5, &err));
+            const int32_t bad = 11;
+            cut_check(be->ops->embed(be, W, Y, &bad, 1, &err) == MLA_EINVAL, "embed beyond the vocabulary");
+            const Vec r = Y.get();
+            be->ops->weight_free(be, W);
+            return r;
+        });
+}
+
+static void rows(void)
+{
+    for (size_t d : {1, 31, 128, 1000, 5120}) {
+        const size_t n = 5, ld = d + 3;
+        const Vec x = normals(n * ld, 6), g = normals(d, 7), z = normals(n * ld, 8, 3.f);
+        both("rmsnorm", 1e-6, [&](mla_backend *be) {
+            Mem X(be, x), G(be, g), Y(be, Vec(n * ld, POISON));
+            mla_norm_args a = {Y, ld, X, ld, n, d, G, 1e-6};
+            OK(be->ops->rmsnorm(be, &a, &err));
+            return Y.get();
+        });
+        both("gated norm", 1e-6, [&](mla_backend *be) {
+            Mem X(be, x), G(be, g), Z(be, z), Y(be, Vec(n * d, POISON));
+            mla_gated_norm_args a = {Y, X, Z, G, n, d, 1e-6};
+            OK(be->ops->gated_norm(be, &a, &err));
+            return Y.get();
+        });
+        both("elementwise", 1e-6, [&](mla_backend *be) {
+            Mem A(be, x), B(be, z), C(be, z), D(be, x), E(be, Vec(n * ld, POISON)), F(be, Vec(n * d, POISON));
+            OK(be->ops->add(be, A, B, n * d, &err));
+            OK(be->ops->add_rows(be, B, ld, n, d, A, -1.f, &err));
+            OK(be->ops->silu_mul(be, F, C, D, n * d, &err));
+            OK(be->ops->sigmoid_mul(be, D, C, n, d, ld, &err));
+            OK(be->ops->copy_rows(be, E, ld, C, d, n, d, &err));
+            Vec r = A.get();
+            append(r, B.get()), append(r, D.get()), append(r, E.get()), append(r, F.get());
+            return r;
+        });
+    }
+    for (size_t rot : {2, 64, 128})
+        both("rope", 1e-6, [&](mla_backend *be) {
+            const size_t T = 3, heads = 4, stride = 130, ld = heads * stride + 5;
+            Vec c(T * rot / 2), s(T * rot / 2);
+            for (size_t i = 0; i < c.size(); i++) c[i] = cosf((float)i), s[i] = sinf((float)i);
+            Mem X(be, normals(T * ld, 9)), C(be, c), S(be, s);
+            mla_rope_args a = {X, ld, T, heads, stride, rot, C, S};
+            OK(be->ops->rope(be, &a, &err));
+            return X.get();
+        });
+    for (size_t n : {1, 1000})
+        both("range", 1e-12, [&](mla_backend *be) {
+            Vec x = normals(n * 40, 10);
+            if (n > 1) x[77] = NAN, x[4000] = INFINITY, x[39] = NAN; /* column 39 is padding */
+            Mem X(be, x);
+            mla_range r;
+            OK(be->ops->range(be, X, n, 37, 40, &r, &err));
+            return Vec{(float)r.amax, (float)r.sum2, (float)r.n, (float)r.nonfinite};
+        });
+}
+
+static const std::vector<int32_t> PAGES = {7, 2, 9, 0, 4, 11, 1, 3, 10, 5};
+
+static size_t elem(mla_dtype t) { return t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1; }
+
+static void cache(void)
+{
+    for (mla_dtype t : {MLA_F32, MLA_BF16, MLA_F8_E4M3})
+        for (int paged = 0; paged < 2; paged++)
+            both(std::string("kv write and read ") + mla_dtype_name(t), 0, [&](mla_backend *be) {
+                const size_t P = 16, row = 50, width = 33, T = 37, slots = 12 * P;
+                Vec x = normals(T * (width + 1), 11, 200.f);
+                x[5] = 1e6f, x[6] = -1e6f, x[7] = 1e-9f, x[8] = 0.f;
+                std::vector<uint8_t> pool(slots * row * elem(t), 0x11);
+                Mem X(be, x), KV(be, pool.data(), pool.size()), Y(be, Vec(T * (width + 2), POISON));
+                mla_kv_view v = {KV, paged ? PAGES.data() : NULL, P, row, 9, 0, t, t == MLA_F8_E4M3 ? 1.7f : 1.f};
+                mla_kv_write_args w = {v, X, width + 1, T, width, 5};
+                OK(be->ops->kv_write(be, &w, &err));
+                mla_kv_read_args r = {v, Y, width + 2, 5, T, width};
+                OK(be->ops->kv_read(be, &r, &err));
+                std::vector<uint8_t> bytes(pool.size());
+                OK(be->ops->download(be, bytes.data(), KV, bytes.size(), &err));
+                Vec out = Y.get();
+                for (uint8_t b : bytes) out.push_back(b);
+                return out;
+            });
+}
+
+struct AttnCase {
+    size_t T, pos0, H, kh, k2h, vh, dk, dk2, dv;
+    mla_dtype t;
+    bool observe;
+};
+static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
+{
+    const size_t S = s.pos0 + s.T, P = 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + 3, slots = 12 * P;
+    std::vector<uint8_t> none(slots * row * elem(s.t), 0);
+    Mem KV(be, none.data(), none.size()), X(be, normals(S * row, 12)), Q(be, normals(s.T * s.H * (s.dk + 1), 13)),
+        Q2(be, normals(s.T * s.H * (s.dk2 + 1), 14)), O(be, Vec(s.T * s.H * s.dv, POISON)), P2(be, Vec(2 * S, 0.f)), PR(be, Vec(s.H * n * (s.pos0 + t0 + n), POISON));
+    mla_kv_view v = {KV, PAGES.data(), P, row, 0, 0, s.t, s.t == MLA_F8_E4M3 ? 0.02f : 1.f};
+    mla_kv_write_args w = {v, X, row, S, row, 0};
+    OK(be->ops->kv_write(be, &w, &err));
+    mla_attn_args a = {};
+    a.o = mla_at(O, t0 * s.H * s.dv), a.ldo = s.H * s.dv;
+    a.q = mla_at(Q, t0 * s.H * (s.dk + 1)), a.ldq = s.H * (s.dk + 1), a.qh_stride = s.dk + 1;
+    if (s.dk2) a.q2 = mla_at(Q2, t0 * s.H * (s.dk2 + 1)), a.ldq2 = s.H * (s.dk2 + 1), a.q2h_stride = s.dk2 + 1;
+    a.k = a.k2 = a.v = v;
+    a.k.head_stride = s.dk, a.k2.head_stride = s.dk2, a.v.head_stride = s.dv;
+    a.k2.col = s.kh * s.dk, a.v.col = s.kh * s.dk + s.k2h * s.dk2;
+    a.kh = s.kh, a.k2h = s.k2h, a.vh = s.vh, a.T = n, a.H = s.H, a.dk = s.dk, a.dk2 = s.dk2, a.dv = s.dv, a.pos0 = s.pos0 + t0;
+    a.scale = 1.f / sqrtf((float)(s.dk + s.dk2));
+    if (s.observe) a.p2 = P2, a.probs = PR;
+    OK(be->ops->attention(be, &a, &err));
+    Vec r = O.get();
+    r = Vec(r.begin() + (long)(t0 * s.H * s.dv), r.begin() + (long)((t0 + n) * s.H * s.dv));
+    if (s.observe) {
+        std::vector<double> p2(S);
+        OK(be->ops->download(be, p2.data(), P2, S * 8, &err));
+        for (double x : p2) r.push_back((float)x);
+        append(r, PR.get());
+    }
+    return r;
+}
+static void attention(void)
+{
+    const AttnCase cases[] = {
+        {1, 0, 4, 2, 0, 2, 64, 0, 64, MLA_F32, true},    {9, 30, 8, 2, 0, 2, 33, 0, 33, MLA_F32, true},  {5, 64, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false},
+        {4, 100, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, true}, {3, 63, 24, 2, 4, 2, 256, 64, 256, MLA_F8_E4M3, false}, {1, 159, 6, 1, 2, 1, 1792, 16, 1792, MLA_F32, false},
+    };
+    for (const AttnCase &s : cases) {
+        both("attention", 2e-6, [&](mla_backend *be) { return attend(be, s, 0, s.T); });
+        if (s.T < 3 || s.observe) continue;
+        Vec whole = attend(gpu, s, 0, s.T), cut = attend(gpu, s, 0, 2);
+        append(cut, attend(gpu, s, 2, s.T - 2));
+        cut_check(!memcmp(whole.data(), cut.data(), whole.size() * 4), "attention depends on how the prompt is cut");
+    }
+}
+
+static void delta_net(void)
+{
+    for (size_t K : {1, 4})
+        for (size_t T : {1, 2, 3, 50})
+            both("convolution", 1e-6, [&](mla_backend *be) {
+                const size_t C = 333;
+                Mem X(be, normals(T * C, 15)), Y(be, Vec(T * C, POISON)), W(be, normals(C * K, 16)), S(be, normals(K * C, 17));
+                mla_conv_args a = {Y, X, W, S, T, C, K};
+                OK(be->ops->conv(be, &a, &err));
+                Vec r = Y.get();
+                append(r, S.get());
+                return r;
+            });
+    const size_t shapes[][5] = {{1, 1, 1, 8, 8}, {5, 2, 6, 33, 40}, {70, 2, 4, 128, 128}, {3, 1, 3, 200, 70}, {64, 4, 4, 64, 32}};
+    for (auto &s : shapes)
+        for (size_t chunk : {0, 16})
+            both(chunk ? "delta net, chunked" : "delta net", 2e-5, [&](mla_backend *be) {
+                const size_t T = s[0], nk = s[1], nv = s[2], dk = s[3], dv = s[4];
+                Mem O(be, Vec(T * nv * dv, POISON)), X(be, normals(T * (2 * nk * dk + nv * dv), 18)), A(be, normals(T * nv, 19)), B(be, normals(T * nv, 20)),
+                    L(be, normals(nv, 21)), D(be, normals(nv, 22)), S(be, normals(nv * dk * dv, 23));
+                mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, dk, dv, chunk};
+                OK(be->ops->gdn(be, &a, &err));
+                Vec r = O.get();
+                append(r, S.get());
+                return r;
+            });
+}
+
+static Vec moments_of(mla_backend *be, size_t T, size_t n, int mode)
+{
+    std::vector<double> acc(n * n, 0.25), sum(n, 0.5), w(T), shift(n);
+    for (size_t i = 0; i < T; i++) w[i] = 0.5 + 0.25 * cut_normal(24, i);
+    for (size_t i = 0; i < n; i++) shift[i] = cut_normal(25, i);
+    Mem A(be, acc.data(), n * n * 8), S(be, sum.data(), n * 8), W(be, w.data(), T * 8), F(be, shift.data(), n * 8), X(be, normals(T * (n + 2), 26));
+    mla_gram_args a = {mode == 3 ? NULL : (mla_mem *)A, mode == 2 ? NULL : (mla_mem *)S, X, n + 2, T, n, mode & 1 ? (mla_mem *)W : NULL, mode ? (mla_mem *)F : NULL};
+    OK(be->ops->gram(be, &a, &err));
+    OK(be->ops->download(be, acc.data(), A, n * n * 8, &err));
+    OK(be->ops->download(be, sum.data(), S, n * 8, &err));
+    Vec r;
+    for (std::vector<double> *v : {&acc, &sum})
+        for (double x : *v) r.push_back((float)x), r.push_back((float)((x - (float)x) * 1e7)); /* both halves of the fp64 value */
+    return r;
+}
+static void moments(void)
+{
+    const size_t shapes[][2] = {{1, 1}, {3, 50}, {300, 33}, {5000, 70}};
+    for (auto &s : shapes)
+        for (int mode = 0; mode < 4; mode++) {
+            both("second moments", 2e-6, [&](mla_backend *be) { return moments_of(be, s[0], s[1], mode); });
+            const Vec a = moments_of(gpu, s[0], s[1], mode), b = moments_of(gpu, s[0], s[1], mode);
+            cut_check(!memcmp(a.data(), b.data(), a.size() * 4), "second moments differ between two runs");
+        }
+}
+
+static void eigenproblem(void)
+{
+    for (size_t n : {1, 2, 17, 100, 300})
+        for (double size : {1.0, 1e-200, 1e200}) {
+            std::vector<double> a(n * n), w1(n), w2(n);
+            for (size_t i = 0; i < n; i++)
+                for (size_t j = 0; j <= i; j++) a[i * n + j] = a[j * n + i] = size * (cut_normal(27, i * n + j) + (i == j ? (double)i : 0));
+            std::vector<double> v1 = a, v2 = a;
+            OK(cpu->ops->eigh(cpu, v1.data(), w1.data(), n, &err));
+            OK(gpu->ops->eigh(gpu, v2.data(), w2.data(), n, &err));
+            double worst = 0, res = 0, top = 0;
+            for (size_t i = 0; i < n; i++) {
+                worst = fmax(worst, fabs(w1[i] - w2[i])), top = fmax(top, fabs(w1[i]));
+                for (size_t r = 0; r < n; r++) {
+                    double s = 0;
+                    for (size_t k = 0; k < n; k++) s += a[r * n + k] / size * v2[i * n + k];
+                    res = fmax(res, fabs(s - w2[i] / size * v2[i * n + r]));
+                }
+            }
+            cut_check(worst <= 1e-13 * n * top && res <= 1e-13 * n * (top / size), "eigenvalues and vectors");
+        }
+    std::vector<double> bad = {1, NAN, NAN, 2}, w(2);
+    cut_check(gpu->ops->eigh(gpu, bad.data(), w.data(), 2, &err) == MLA_EINVAL, "eigenproblem with NaN");
+}
+
+static void refusals(void)
+{
+    mla_backend *be = NULL;
+    mla_backend_opts o = {"cuda:900", 1, MLA_ISA_AUTO};
+    cut_check(mla_backend_open(&be, &o, &err) == MLA_EUNSUPPORTED && !be, "a device that is not there");
+    o.device = "cuda:x";
+    cut_check(mla_backend_open(&be, &o, &err) == MLA_EINVAL && !be, "a device name that is none");
+    mla_mem *p = NULL;
+    cut_check(gpu->ops->alloc(gpu, &p, (size_t)1 << 50, &err) == MLA_ENOMEM && !p, "a petabyte of memory");
+    const Vec x = normals(8, 28);
+    Mem X(gpu, x);
+    cut_check(X.get() == x, "works after a failed allocation");
+    mla_rope_args r = {X, 8, 1, 1, 8, 3, X, X};
+    cut_check(gpu->ops->rope(gpu, &r, &err) == MLA_EINVAL, "odd rotary width");
+    mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0};
+    cut_check(gpu->ops->gdn(gpu, &g, &err) == MLA_EINVAL, "heads that do not divide");
+}
+
+int main(void)
+{
+    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 180);
+    mla_backend_opts oc = {"cpu", 4, MLA_ISA_REF}, og = {"cuda:0", 0, MLA_ISA_AUTO};
+    OK(mla_backend_open(&cpu, &oc, &err));
+    OK(mla_backend_open(&gpu, &og, &err));
+    printf("%s\n", gpu->ops->describe(gpu));
+    linear();
+    rows();
+    cache();
+    attention();
+    delta_net();
+    moments();
+    eigenproblem();
+    refusals();
+    OK(gpu->ops->sync(gpu, &err));
+    mla_backend_close(gpu);
+    mla_backend_close(cpu);
+    return cut_end("cuda_ops");
+}
