@@ -1,6 +1,6 @@
 /* Causal attention: cuts the call into rounds of queries and of key blocks, and each round into tiles (attn.h).
  *
- * Decode: a unit is one tile, which widens its own blocks. Prefill: blocks are widened once per round for all tiles. */
+ * Decode: a unit is one tile, which widens its own pieces. Prefill: blocks are widened once per round for all tiles. */
 #include <string.h>
 
 #include "backend/cpu/attn.h"
@@ -45,7 +45,6 @@ static void shape(mla_attn_job *j, const mla_cpu *c, const mla_attn_args *a)
     j->kblk = MLA_BLOCK * a->dk;
     j->k2blk = k2h ? MLA_BLOCK * a->dk2 : 0;
     j->vblk = MLA_BLOCK * dvp;
-    j->k2unit = k2h ? mla_min_size(k2h, (j->U - 1) * k2h / a->H + 2) : 0;
 }
 
 /* Tile shape for T queries. With an observer it must not depend on the thread count: partial sums follow tiles. */
@@ -60,8 +59,9 @@ static void tile_shape(mla_attn_job *j, size_t T, size_t threads)
     j->ttiles = mla_ceil_div(T, j->nt);
     j->ntiles = j->units * j->htiles * j->ttiles;
     j->fused = j->htiles * j->ttiles == 1;
-    j->block_elems = j->fused ? j->a->kh / j->units * j->kblk + j->k2unit * j->k2blk + j->a->vh / j->units * j->vblk
-                              : j->a->kh * j->kblk + (j->k2blk ? j->a->k2h : 0) * j->k2blk + j->a->vh * j->vblk;
+    size_t k2h = j->a->q2 ? j->a->k2h : 0, widest = j->a->dk > j->a->dk2 ? j->a->dk : j->a->dk2;
+    if (widest < MLA_BLOCK) widest = MLA_BLOCK; /* a piece of values has 64 rows */
+    j->block_elems = j->fused ? widest * MLA_NR : j->a->kh * j->kblk + k2h * j->k2blk + j->a->vh * j->vblk;
     j->work_elems = mla_attn_work_elems(j);
 }
 

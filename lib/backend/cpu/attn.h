@@ -2,9 +2,11 @@
  *
  * Heads are cut into units: the smallest groups in which no K or V head is shared with another group. A tile is a few
  * heads of one unit times a few consecutive queries; its rows are ordered (head, token). Keys come in blocks of 64
- * absolute positions, widened once to f32 in the microkernel's panel layout:
- *   k  (2, dk, 32)      column = key        v (dv/32, 64, 32)      row = key
- * Private to backend/cpu. */
+ * absolute positions and are widened to f32 in the microkernel's panel layout, a piece at a time:
+ *   keys    32 keys of one head      (d, 32), column = key
+ *   values  32 columns of one head   (64, 32), row = key
+ * A unit that is a single tile widens each piece into the worker's own small buffer just before it is used (it stays in
+ * L1); otherwise all blocks of a round are widened once for all tiles. Private to backend/cpu. */
 #ifndef MLA_BACKEND_CPU_ATTN_H
 #define MLA_BACKEND_CPU_ATTN_H
 #include "backend/cpu/cpu.h"
@@ -16,9 +18,8 @@ typedef struct {
     size_t kpanels, k2panels;   /* k panels of the two parts of a dot product */
     size_t ldo;                 /* row stride of the running outputs */
     size_t kblk, k2blk, vblk;   /* f32 elements of one block of one head */
-    size_t k2unit;              /* most k2 heads a unit touches */
-    size_t block_elems;         /* one block of all heads (shared) or of one unit (fused) */
-    bool fused;                 /* each tile widens its own blocks: it is the only tile of its unit */
+    size_t block_elems;         /* one block of all heads; fused: the largest piece */
+    bool fused;                 /* each tile widens its own pieces: it is the only tile of its unit */
     size_t nh, nt, htiles, ttiles, ntiles;
     size_t t0, T;               /* queries of this round */
     size_t b0, nb;              /* key blocks of this round */
@@ -35,10 +36,13 @@ typedef struct { /* one tile: heads h0.. of unit u, tokens ta.. of this round */
     float *q, *o, *m, *l;
 } mla_attn_tile;
 
-typedef struct { /* one widened block: heads counted from first_* */
-    const float *k, *k2, *v;
-    size_t first_k, first_k2, first_v;
-} mla_attn_block;
+enum { MLA_PART_K, MLA_PART_K2, MLA_PART_V };
+
+typedef struct { /* the stored rows of one block of one head */
+    int part;
+    size_t head, block, n;      /* n keys exist */
+    const void *row[MLA_BLOCK], *next[MLA_BLOCK]; /* and those of the next block, to be touched ahead */
+} mla_attn_head;
 
 static inline size_t mla_attn_rows(const mla_attn_job *j) { return j->nh * j->nt; }
 mla_attn_tile mla_attn_tile_at(const mla_attn_job *j, size_t index);
@@ -50,8 +54,8 @@ void mla_attn_widen(void *ctx, size_t begin, size_t end, size_t worker);
 void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker);
 void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker);
 
-/* Widens one block of one head of one part. part: 0 k, 1 k2, 2 v. */
-void mla_attn_widen_head(const mla_attn_job *j, int part, size_t head, size_t block, float *dst);
-/* The block of a tile, from the shared area or widened into the worker's own. */
-mla_attn_block mla_attn_block_of(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t worker);
+/* Finds the rows of a head. In a shared round only head and block are noted. */
+void mla_attn_find(const mla_attn_job *j, int part, size_t head, size_t block, mla_attn_head *h);
+/* Keys from, from+1, .. from+31 (from 0 or 32), or columns from .. from+31 of the values: shared, or widened into buf. */
+const float *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *buf);
 #endif

@@ -1,7 +1,17 @@
-/* Widening cached keys and values to f32 panels, one block of 64 positions at a time. */
+/* Finding cached rows and widening them to f32 panels. */
 #include <string.h>
 
 #include "backend/cpu/attn.h"
+
+static const mla_kv_view *view_of(const mla_attn_job *j, int part)
+{
+    return part == MLA_PART_K ? &j->a->k : part == MLA_PART_K2 ? &j->a->k2 : &j->a->v;
+}
+
+static size_t dim_of(const mla_attn_job *j, int part)
+{
+    return part == MLA_PART_K ? j->a->dk : part == MLA_PART_K2 ? j->a->dk2 : j->a->dv;
+}
 
 /* Keys of the block that exist for the last query of this round. */
 static size_t block_keys(const mla_attn_job *j, size_t block)
@@ -10,28 +20,55 @@ static size_t block_keys(const mla_attn_job *j, size_t block)
     return keys > from ? mla_min_size(MLA_BLOCK, keys - from) : 0;
 }
 
-void mla_attn_widen_head(const mla_attn_job *j, int part, size_t head, size_t block, float *dst)
+/* Addresses of n rows from token s on: one look-up per page. */
+static void locate(const mla_kv_view *v, size_t head, size_t s, size_t n, const void **row)
 {
-    const mla_attn_args *a = j->a;
-    const mla_kv_view *v = part == 0 ? &a->k : part == 1 ? &a->k2 : &a->v;
-    size_t d = part == 0 ? a->dk : part == 1 ? a->dk2 : a->dv, n = block_keys(j, block), es = mla_kv_elem_bytes(v->dtype);
-    const void *rows[MLA_BLOCK], *next[MLA_BLOCK];
-    size_t more = block_keys(j, block + 1), s0 = block * MLA_BLOCK;
-    for (size_t s = 0; s < n; s++) {
-        rows[s] = mla_kv_at(v, es, s0 + s, head * v->head_stride);
-        next[s] = s < more ? mla_kv_at(v, es, s0 + MLA_BLOCK + s, head * v->head_stride) : rows[s];
+    size_t es = mla_kv_elem_bytes(v->dtype), stride = v->row_elems * es, left = 0;
+    const char *p = NULL;
+    for (size_t i = 0; i < n; i++, left--, p += stride) {
+        if (!left) {
+            p = mla_kv_at(v, es, s + i, head * v->head_stride);
+            left = v->pages ? v->page_tokens - (s + i) % v->page_tokens : n;
+        }
+        row[i] = p;
     }
-    mla_stored_rows r = {.row = rows, .next = next, .dtype = v->dtype, .n = n, .d = d, .scale = v->scale};
-    if (part == 2) {
+}
+
+static void find_rows(const mla_attn_job *j, int part, size_t head, size_t block, mla_attn_head *h)
+{
+    const mla_kv_view *v = view_of(j, part);
+    size_t more = block_keys(j, block + 1);
+    *h = (mla_attn_head){.part = part, .head = head, .block = block, .n = block_keys(j, block)};
+    locate(v, head, block * MLA_BLOCK, h->n, h->row);
+    locate(v, head, (block + 1) * MLA_BLOCK, more, h->next);
+    for (size_t i = more; i < h->n; i++) h->next[i] = h->row[i];
+}
+
+static void widen_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *dst)
+{
+    const mla_kv_view *v = view_of(j, h->part);
+    bool values = h->part == MLA_PART_V;
+    size_t at = values ? 0 : from, d = dim_of(j, h->part);
+    mla_stored_rows r = {.row = h->row + at, .next = h->next + at, .dtype = v->dtype, .n = h->n - at, .scale = v->scale};
+    r.d = values ? mla_min_size(MLA_NR, d - from) : d;
+    if (values) {
+        r.col = from;
         j->k->values(dst, &r);
         return;
     }
-    for (size_t half = 0; half < n; half += MLA_NR) {
-        r.row = rows + half;
-        r.next = next + half;
-        r.n = mla_min_size(MLA_NR, n - half);
-        j->k->keys(dst + half * d, &r);
-    }
+    r.n = mla_min_size(MLA_NR, r.n);
+    j->k->keys(dst, &r);
+}
+
+/* Where a head's block lies in the shared area. */
+static float *shared(const mla_attn_job *j, int part, size_t head, size_t block)
+{
+    const mla_attn_args *a = j->a;
+    float *p = j->blocks + (block - j->b0) * j->block_elems;
+    if (part == MLA_PART_K) return p + head * j->kblk;
+    p += a->kh * j->kblk;
+    if (part == MLA_PART_K2) return p + head * j->k2blk;
+    return p + (a->q2 ? a->k2h : 0) * j->k2blk + head * j->vblk;
 }
 
 /* piece = (block, head of one part) */
@@ -40,39 +77,29 @@ void mla_attn_widen(void *ctx, size_t begin, size_t end, size_t worker)
     const mla_attn_job *j = ctx;
     const mla_attn_args *a = j->a;
     size_t k2h = a->q2 ? a->k2h : 0, per = a->kh + k2h + (j->observe ? 0 : a->vh);
+    mla_attn_head h;
     (void)worker;
     for (size_t i = begin; i < end; i++) {
-        size_t b = i / per, h = i % per;
-        float *dst = j->blocks + b * j->block_elems;
-        if (h < a->kh)
-            mla_attn_widen_head(j, 0, h, j->b0 + b, dst + h * j->kblk);
-        else if (h < a->kh + k2h)
-            mla_attn_widen_head(j, 1, h - a->kh, j->b0 + b, dst + a->kh * j->kblk + (h - a->kh) * j->k2blk);
-        else
-            mla_attn_widen_head(j, 2, h - a->kh - k2h, j->b0 + b,
-                                dst + a->kh * j->kblk + k2h * j->k2blk + (h - a->kh - k2h) * j->vblk);
+        size_t b = i / per, x = i % per;
+        int part = x < a->kh ? MLA_PART_K : x < a->kh + k2h ? MLA_PART_K2 : MLA_PART_V;
+        find_rows(j, part, part == MLA_PART_K ? x : part == MLA_PART_K2 ? x - a->kh : x - a->kh - k2h, j->b0 + b, &h);
+        float *dst = shared(j, part, h.head, h.block);
+        size_t d = dim_of(j, part), end_of = part == MLA_PART_V ? d : h.n, step = part == MLA_PART_V ? MLA_BLOCK : d;
+        for (size_t from = 0; from < end_of; from += MLA_NR) widen_piece(j, &h, from, dst + from * step);
     }
 }
 
-mla_attn_block mla_attn_block_of(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t worker)
+void mla_attn_find(const mla_attn_job *j, int part, size_t head, size_t block, mla_attn_head *h)
 {
-    const mla_attn_args *a = j->a;
-    size_t k2h = a->q2 ? a->k2h : 0;
-    if (!j->fused) {
-        const float *p = j->blocks + (block - j->b0) * j->block_elems;
-        return (mla_attn_block){.k = p, .k2 = p + a->kh * j->kblk, .v = p + a->kh * j->kblk + k2h * j->k2blk};
-    }
-    float *p = j->blocks + worker * j->block_elems;
-    size_t ku = a->kh / j->units, vu = a->vh / j->units, h0 = t->u * j->U;
-    mla_attn_block b = {.first_k = t->u * ku, .first_v = t->u * vu, .first_k2 = k2h ? h0 * k2h / a->H : 0};
-    b.k = p;
-    for (size_t i = 0; i < ku; i++, p += j->kblk) mla_attn_widen_head(j, 0, b.first_k + i, block, p);
-    b.k2 = p;
-    if (k2h)
-        for (size_t i = b.first_k2; i <= (h0 + j->U - 1) * k2h / a->H; i++, p += j->k2blk)
-            mla_attn_widen_head(j, 1, i, block, p);
-    b.v = p;
-    if (!j->observe)
-        for (size_t i = 0; i < vu; i++, p += j->vblk) mla_attn_widen_head(j, 2, b.first_v + i, block, p);
-    return b;
+    if (j->fused)
+        find_rows(j, part, head, block, h);
+    else
+        h->part = part, h->head = head, h->block = block;
+}
+
+const float *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *buf)
+{
+    if (!j->fused) return shared(j, h->part, h->head, h->block) + from * (h->part == MLA_PART_V ? MLA_BLOCK : dim_of(j, h->part));
+    widen_piece(j, h, from, buf);
+    return buf;
 }

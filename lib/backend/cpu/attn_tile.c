@@ -12,6 +12,7 @@ typedef struct { /* a worker's scratch, cut for the current tile shape */
     float *s;    /* (rows, 64) logits */
     float *p;    /* (rows, MLA_LDA) probabilities */
     float *al;   /* (rows) factors of the running output */
+    float *buf;  /* fused: one widened piece */
 } tile_work;
 
 size_t mla_attn_work_elems(const mla_attn_job *j)
@@ -23,7 +24,7 @@ static tile_work cut_work(const mla_attn_job *j, size_t worker)
 {
     float *p = j->work + worker * j->work_elems;
     size_t R = mla_attn_rows(j);
-    tile_work w = {.p = p};
+    tile_work w = {.p = p, .buf = j->fused ? j->blocks + worker * j->block_elems : NULL};
     w.s = p + R * MLA_LDA;
     w.al = w.s + R * MLA_BLOCK;
     return w;
@@ -73,45 +74,42 @@ static size_t run_end(const mla_attn_job *j, const mla_attn_tile *t, size_t h, s
     return mla_min_size(t->nh, last - t->h0);
 }
 
-/* s (rows, 64) = or += q-part . k-part for one part of the dot product */
-static void part_logits(const mla_attn_job *j, const mla_attn_tile *t, int part, const mla_attn_block *b, size_t n, float *s)
+/* s (rows, 64) = or += q-part . k-part for one part of the dot product, n keys of the block */
+static void part_logits(const mla_attn_job *j, const mla_attn_tile *t, int part, size_t block, size_t n, const tile_work *w)
 {
     const mla_attn_args *a = j->a;
-    size_t heads = part ? a->k2h : a->kh, d = part ? a->dk2 : a->dk, R = mla_attn_rows(j);
-    size_t panels = part ? j->k2panels : j->kpanels, first = part ? b->first_k2 : b->first_k;
-    const float *kb = part ? b->k2 : b->k, *q = t->q + (part ? j->kpanels : 0) * R * MLA_LDA;
+    bool second = part == MLA_PART_K2;
+    size_t heads = second ? a->k2h : a->kh, d = second ? a->dk2 : a->dk, R = mla_attn_rows(j);
+    size_t panels = second ? j->k2panels : j->kpanels;
+    const float *q = t->q + (second ? j->kpanels : 0) * R * MLA_LDA;
+    mla_attn_head head;
     for (size_t h = 0, he; h < t->nh; h = he) {
         he = run_end(j, t, h, heads);
-        const float *k = kb + ((t->h0 + h) * heads / a->H - first) * (part ? j->k2blk : j->kblk);
-        for (size_t half = 0; half < n; half += MLA_NR)
+        mla_attn_find(j, part, (t->h0 + h) * heads / a->H, block, &head);
+        for (size_t half = 0; half < n; half += MLA_NR) {
+            const float *k = mla_attn_piece(j, &head, half, w->buf);
             for (size_t p = 0; p < panels; p++)
                 for (size_t r = h * t->nt; r < he * t->nt; r += MLA_MR) {
-                    mla_tile g = {.a = q + (p * R + r) * MLA_LDA, .b = k + half * d + p * MLA_KP * MLA_NR,
-                                  .c = s + r * MLA_BLOCK + half, .ldc = MLA_BLOCK,
-                                  .k = mla_min_size(MLA_KP, d - p * MLA_KP), .alpha = part || p ? ONES : NULL};
+                    mla_tile g = {.a = q + (p * R + r) * MLA_LDA, .b = k + p * MLA_KP * MLA_NR, .c = w->s + r * MLA_BLOCK + half,
+                                  .ldc = MLA_BLOCK, .k = mla_min_size(MLA_KP, d - p * MLA_KP), .alpha = second || p ? ONES : NULL};
                     j->k->tile_f32(mla_min_size(MLA_MR, he * t->nt - r), &g);
                 }
+        }
     }
 }
 
-/* o (rows, dv) = al o + p v. Every row has the whole block (n == 64, rows ordered as the tile), or, for token i,
- * only its own n keys (rows of p and al ordered (token, head)). */
-static void add_values(const mla_attn_job *j, const mla_attn_tile *t, const mla_attn_block *b, const tile_work *w, size_t i, size_t n)
+typedef struct { /* rows of one product o = al o + p v */
+    size_t row, rows;  /* of p and al */
+    float *o;
+    size_t ldo, keys;
+} value_rows;
+
+static void add_rows(const mla_attn_job *j, const tile_work *w, const value_rows *v, const float *panel)
 {
-    const mla_attn_args *a = j->a;
-    bool whole = i == SIZE_MAX;
-    for (size_t h = 0, he; h < t->nh; h = he) {
-        he = run_end(j, t, h, a->vh);
-        const float *v = b->v + ((t->h0 + h) * a->vh / a->H - b->first_v) * j->vblk;
-        size_t row = whole ? h * t->nt : i * t->nh + h, rows = whole ? (he - h) * t->nt : he - h;
-        float *o = t->o + (whole ? h * t->nt : h * t->nt + i) * j->ldo;
-        size_t ldc = whole ? j->ldo : t->nt * j->ldo;
-        for (size_t c = 0; c < a->dv; c += MLA_NR)
-            for (size_t r = 0; r < rows; r += MLA_MR) {
-                mla_tile g = {.a = w->p + (row + r) * MLA_LDA, .b = v + c * MLA_BLOCK, .c = o + r * ldc + c, .ldc = ldc,
-                              .k = n, .alpha = w->al + row + r};
-                j->k->tile_f32(mla_min_size(MLA_MR, rows - r), &g);
-            }
+    for (size_t r = 0; r < v->rows; r += MLA_MR) {
+        mla_tile g = {.a = w->p + (v->row + r) * MLA_LDA, .b = panel, .c = v->o + r * v->ldo, .ldc = v->ldo, .k = v->keys,
+                      .alpha = w->al + v->row + r};
+        j->k->tile_f32(mla_min_size(MLA_MR, v->rows - r), &g);
     }
 }
 
@@ -122,7 +120,28 @@ static size_t visible(const mla_attn_job *j, const mla_attn_tile *t, size_t i, s
     return upto <= from ? 0 : mla_min_size(MLA_BLOCK, upto - from);
 }
 
-static void attend(const mla_attn_job *j, const mla_attn_tile *t, const mla_attn_block *b, size_t block, const tile_work *w)
+/* Adds the block's values. whole: every row has all 64 keys, rows of p ordered as the tile's; otherwise each token has
+ * its own number of keys and rows of p are ordered (token, head). */
+static void add_values(const mla_attn_job *j, const mla_attn_tile *t, size_t block, bool whole, const tile_work *w)
+{
+    const mla_attn_args *a = j->a;
+    mla_attn_head head;
+    for (size_t h = 0, he; h < t->nh; h = he) {
+        he = run_end(j, t, h, a->vh);
+        mla_attn_find(j, MLA_PART_V, (t->h0 + h) * a->vh / a->H, block, &head);
+        for (size_t c = 0; c < a->dv; c += MLA_NR) {
+            const float *panel = mla_attn_piece(j, &head, c, w->buf);
+            value_rows v = {h * t->nt, (he - h) * t->nt, t->o + h * t->nt * j->ldo + c, j->ldo, MLA_BLOCK};
+            if (whole) add_rows(j, w, &v, panel);
+            for (size_t i = 0; !whole && i < t->nt; i++) {
+                v = (value_rows){i * t->nh + h, he - h, t->o + (h * t->nt + i) * j->ldo + c, t->nt * j->ldo, visible(j, t, i, block)};
+                if (v.keys) add_rows(j, w, &v, panel);
+            }
+        }
+    }
+}
+
+static void attend(const mla_attn_job *j, const mla_attn_tile *t, size_t block, const tile_work *w)
 {
     bool whole = visible(j, t, 0, block) == MLA_BLOCK;
     for (size_t h = 0; h < t->nh; h++)
@@ -132,14 +151,7 @@ static void attend(const mla_attn_job *j, const mla_attn_tile *t, const mla_attn
             mla_softmax_row r = {w->s + row * MLA_BLOCK, w->p + to * MLA_LDA, n, j->a->scale, t->m + row, t->l + row};
             w->al[to] = j->k->softmax(&r);
         }
-    if (whole) {
-        add_values(j, t, b, w, SIZE_MAX, MLA_BLOCK);
-        return;
-    }
-    for (size_t i = 0; i < t->nt; i++) {
-        size_t n = visible(j, t, i, block);
-        if (n) add_values(j, t, b, w, i, n);
-    }
+    add_values(j, t, block, whole, w);
 }
 
 /* Final probabilities of one block: sums of squares by key, in row order, and the rows themselves where asked. */
@@ -173,10 +185,9 @@ void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker)
         for (size_t b = j->b0; b < j->b0 + j->nb; b++) {
             size_t n = visible(j, &t, t.nt - 1, b);
             if (n) {
-                mla_attn_block blk = mla_attn_block_of(j, &t, b, worker);
-                part_logits(j, &t, 0, &blk, n, w.s);
-                if (j->a->q2) part_logits(j, &t, 1, &blk, n, w.s);
-                if (!j->observe) attend(j, &t, &blk, b, &w);
+                part_logits(j, &t, MLA_PART_K, b, n, &w);
+                if (j->a->q2) part_logits(j, &t, MLA_PART_K2, b, n, &w);
+                if (!j->observe) attend(j, &t, b, &w);
             }
             if (j->observe) observe(j, &t, b, &w);
         }

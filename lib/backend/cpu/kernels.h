@@ -57,7 +57,7 @@ typedef struct { /* rows of a cache */
     const void *const *row;  /* (n) */
     const void *const *next; /* (n) rows that are needed soon: touched ahead, since no hardware prefetcher follows pages */
     mla_dtype dtype;
-    size_t n, d;
+    size_t n, col, d;        /* elements col .. col+d-1 of every row */
     float scale;
 } mla_stored_rows;
 
@@ -76,9 +76,9 @@ typedef struct {
     void (*round_a)(void *dst, const float *src, size_t n);
     /* n stored values to f32, times scale */
     void (*widen)(float *dst, const void *src, mla_dtype t, size_t n, float scale);
-    /* stored rows (n <= MLA_NR) to one B panel (d, MLA_NR): columns = rows, missing columns undefined */
+    /* stored rows (n <= MLA_NR) (col = 0) to one B panel (d, MLA_NR): columns = rows, missing columns undefined */
     void (*keys)(float *dst, const mla_stored_rows *r);
-    /* stored rows (n <= MLA_BLOCK) to B panels (ceil(d/32), MLA_BLOCK, 32), columns from d on zero */
+    /* stored rows (n <= MLA_BLOCK, d <= MLA_NR) to one B panel (n, MLA_NR), columns from d on zero */
     void (*values)(float *dst, const mla_stored_rows *r);
     float (*sumsq)(const float *x, size_t n);
     float (*dot)(const float *x, const float *y, size_t n);

@@ -178,14 +178,17 @@ MLA_VEC v16 load_stored(const mla_dtype t, const void *row, size_t i, size_t w, 
 MLA_VEC void values_of(const mla_dtype t, float *dst, const mla_stored_rows *r)
 {
     const size_t bytes = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1;
+    size_t w0 = r->d < 16 ? r->d : 16, w1 = r->d - w0;
     v16 s = v16_set(r->scale);
-    for (size_t i = 0; i < r->n; i++) {
-        for (size_t b = 0; b < r->d * bytes; b += MLA_LINE) __builtin_prefetch((const char *)r->next[i] + b, 0, 2);
-        for (size_t c = 0; c < r->d; c += MLA_NR) {
-            float *p = dst + c * MLA_BLOCK + i * MLA_NR;
-            size_t w = r->d - c;
-            v16_store(p, load_stored(t, r->row[i], c, w < 16 ? w : 16, s));
-            v16_store(p + 16, w > 16 ? load_stored(t, r->row[i], c + 16, w < 32 ? w - 16 : 16, s) : v16_set(0));
+    for (size_t i = 0; i < r->n; i++, dst += MLA_NR) {
+        __builtin_prefetch((const char *)r->next[i] + r->col * bytes, 0, 2);
+        if (t == MLA_F32) __builtin_prefetch((const char *)r->next[i] + r->col * bytes + MLA_LINE, 0, 2);
+        if (w1 == 16) {
+            v16_store(dst, load_stored(t, r->row[i], r->col, 16, s));
+            v16_store(dst + 16, load_stored(t, r->row[i], r->col + 16, 16, s));
+        } else {
+            v16_store(dst, load_stored(t, r->row[i], r->col, w0, s));
+            v16_store(dst + 16, w1 ? load_stored(t, r->row[i], r->col + 16, w1, s) : v16_set(0));
         }
     }
 }
