@@ -16,7 +16,7 @@ for pair in 0.75:0.00107 0.5:0.01061 0.375:0.03004 0.25:0.11025; do
     run "$BIN/mla-verify" parity "$TMP/$keep" --against "$BASE" --corpus "$ROOT/calib/evaluation.jsonl" --rows 8 --row-tokens 1024 \
         --min-agreement 0.001 --no-decode --aa-positions 0 --json
     kld=$(sed -n '/"kld": {/,/}/s/.*"mean": \([0-9.e-]*\).*/\1/p' "$TMP/out" | head -n 1)
-    echo "keep $keep: KLD ${kld:-none}, anchor $want"
+    printf "keep %s: KLD %.5f, anchor %s\n" "$keep" "${kld:-9}" "$want"
     if awk "BEGIN{exit !(${kld:-9} > $last && ${kld:-9} <= 1.1 * $want)}"; then pass; else fail "keep $keep: KLD ${kld:-none}, at most 1.1 x $want, above $last"; fi
     last=${kld:-9}
 done
