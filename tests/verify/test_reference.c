@@ -143,6 +143,7 @@ START_TEST(write_reads_back_the_same)
     ck_ok(mla_file_read(&ta, &na, a, 1 << 20, &err));
     ck_ok(mla_file_read(&tb, &nb, b, 1 << 20, &err));
     ck_assert(na == nb && !memcmp(ta, tb, na));
+    mla_reference_free(&r);
     ck_refused(mla_reference_read(&r, dir, &err), MLA_EIO, dir);
     ck_ok(mla_dir_remove(dir, &err));
     mla_free(ta);
