@@ -93,8 +93,8 @@ START_TEST(modelopt_nvfp4)
         "{'quant_method':'modelopt','quant_algo':'NVFP4','group_size':16}",
         "{'producer':{'name':'modelopt'},'quantization':{'quant_algo':'NVFP4','group_size':16,'kv_cache_quant_algo':'FP8'}}",
         "{'quant_method':'modelopt','quant_algo':'MIXED_PRECISION','quantized_layers':{'m':{'quant_algo':'NVFP4','group_size':16}}}",
-        "{'quant_method':'modelopt','config_groups':{'group_0':{'targets':['Linear'],'weights':{'num_bits':4,'type':'float',"
-        "'group_size':16,'dynamic':false}}}}"};
+        ("{'quant_method':'modelopt','config_groups':{'group_0':{'targets':['Linear'],'weights':{'num_bits':4,'type':'float',"
+         "'group_size':16,'dynamic':false}}}}")};
     bag b;
     bag_open(&b, "ct_nvfp4");
     float global;

@@ -1,10 +1,12 @@
 /* Planted defects: every one refused by name, the unchanged module accepted; damaged scales reported. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bag.h"
 #include "base/alloc.h"
+#include "base/rng.h"
 #include "harness.h"
 #include "suites.h"
 #include "tensor/fp.h"
@@ -298,6 +300,66 @@ START_TEST(exl3)
 }
 END_TEST
 
+static const char *const MUTATED[] = {"ct_int4_asym_g64_odd", "ct_int4_actorder", "ct_int8_channel", "ct_fp8_block128", "ct_nvfp4",
+                                      "ct_mxfp4", "awq_gemm_g64", "gptq_v1_asym_g128_zero0", "gptq_v1_sym_g128_descact"};
+
+/* Another shape, rank or type for one tensor, with exactly the bytes it spans: reading past them is an error that the
+ * sanitizers see. */
+static void mutate(bag *b, uint64_t seed)
+{
+    static const mla_dtype TYPE[] = {MLA_U8, MLA_I8, MLA_I32, MLA_I64, MLA_F16, MLA_BF16, MLA_F32, MLA_F8_E4M3, MLA_F8_E8M0};
+    mla_tensor *t = &b->t[mla_rng_below(seed, 0, b->n)];
+    size_t d = mla_rng_below(seed, 1, t->ndim ? t->ndim : 1), *dim = &t->shape[d];
+    switch (mla_rng_below(seed, 2, 8)) {
+    case 0: (*dim)++; break;
+    case 1: *dim -= *dim > 0; break;
+    case 2: *dim *= 2; break;
+    case 3: *dim /= 2; break;
+    case 4: *dim = 0; break;
+    case 5: t->ndim = mla_rng_below(seed, 3, 4); break;
+    case 6: t->dtype = TYPE[mla_rng_below(seed, 3, sizeof TYPE / sizeof *TYPE)]; break;
+    case 7: { size_t s = t->shape[0]; t->shape[0] = t->shape[1]; t->shape[1] = s; break; }
+    }
+    for (size_t i = t->ndim; i < MLA_MAX_DIMS; i++) t->shape[i] = 1; /* a grown rank adds dimensions of 1 */
+    size_t n = mla_tensor_numel(t) * mla_dtype_bits(t->dtype) / 8;
+    unsigned char *data = malloc(n ? n : 1); /* exact, unlike mla_alloc's whole cache lines */
+    ck_assert_ptr_nonnull(data);
+    for (size_t i = 0; i < n; i++) data[i] = i < t->nbytes ? ((const unsigned char *)t->data)[i] : (unsigned char)mla_rng_u64(seed, i);
+    mla_free((void *)(uintptr_t)t->data);
+    t->data = data;
+    t->nbytes = n;
+}
+
+START_TEST(mutations)
+{
+    mla_err err;
+    mla_qmat m;
+    size_t opened = 0, refused = 0;
+    for (uint64_t k = 0; k < 250; k++) {
+        bag b;
+        bag_open(&b, MUTATED[_i]);
+        mla_qconfig *c = bag_config(&b);
+        for (uint64_t j = 0; j <= k % 3; j++) mutate(&b, 1000 * (uint64_t)_i + 3 * k + j);
+        if (mla_qmat_open_with(&m, &b.src, "m", k % 2 ? c : NULL, &err) == MLA_OK) {
+            float *row = mla_alloc(m.in, 3, sizeof *row);
+            for (size_t r = 0; r < m.out; r += 3) {
+                mla_status st = mla_qmat_rows_f32(&m, r, m.out - r < 3 ? m.out - r : 3, row, &err);
+                ck_assert(st == MLA_OK || st == MLA_EUNSUPPORTED);
+            }
+            mla_free(row);
+            opened++;
+        } else {
+            ck_assert_uint_gt(strlen(err.msg), 5);
+            refused++;
+        }
+        mla_qconfig_free(c);
+        bag_free(&b);
+    }
+    ck_assert_uint_gt(refused, 100);
+    (void)opened;
+}
+END_TEST
+
 Suite *suite_refuse(void)
 {
     Suite *s = suite_create("refuse");
@@ -308,6 +370,7 @@ Suite *suite_refuse(void)
     tcase_add_test(c, mixtures);
     tcase_add_test(c, empty);
     tcase_add_test(c, exl3);
+    tcase_add_loop_test(c, mutations, 0, sizeof MUTATED / sizeof *MUTATED);
     suite_add_tcase(s, c);
     return s;
 }
