@@ -12,12 +12,14 @@ typedef struct { /* a worker's scratch, cut for the current tile shape */
     float *s;    /* (rows, 64) logits */
     float *p;    /* (rows, MLA_LDA) probabilities */
     float *al;   /* (rows) factors of the running output */
+    unsigned char *n;   /* (rows) visible keys */
+    unsigned short *to; /* (rows) where a row's probabilities go */
     float *buf;  /* fused: one widened piece */
 } tile_work;
 
 size_t mla_attn_work_elems(const mla_attn_job *j)
 {
-    return (mla_attn_rows(j) * (MLA_BLOCK + MLA_LDA + 1) + 15) / 16 * 16;
+    return (mla_attn_rows(j) * (MLA_BLOCK + MLA_LDA + 3) + 15) / 16 * 16; /* n and to: one float's room each */
 }
 
 static tile_work cut_work(const mla_attn_job *j, size_t worker)
@@ -27,6 +29,8 @@ static tile_work cut_work(const mla_attn_job *j, size_t worker)
     tile_work w = {.p = p, .buf = j->fused ? j->blocks + worker * j->block_elems : NULL};
     w.s = p + R * MLA_LDA;
     w.al = w.s + R * MLA_BLOCK;
+    w.to = (unsigned short *)(void *)(w.al + R);
+    w.n = (unsigned char *)(void *)(w.al + 2 * R);
     return w;
 }
 
@@ -144,13 +148,13 @@ static void add_values(const mla_attn_job *j, const mla_attn_tile *t, size_t blo
 static void attend(const mla_attn_job *j, const mla_attn_tile *t, size_t block, const tile_work *w)
 {
     bool whole = visible(j, t, 0, block) == MLA_BLOCK;
-    for (size_t h = 0; h < t->nh; h++)
-        for (size_t i = 0; i < t->nt; i++) {
-            size_t n = visible(j, t, i, block), row = h * t->nt + i, to = whole ? row : i * t->nh + h;
-            if (n == 0) continue;
-            mla_softmax_row r = {w->s + row * MLA_BLOCK, w->p + to * MLA_LDA, n, j->a->scale, t->m + row, t->l + row};
-            w->al[to] = j->k->softmax(&r);
+    for (size_t i = 0; i < t->nt; i++)
+        for (size_t h = 0, n = visible(j, t, i, block); h < t->nh; h++) {
+            w->n[h * t->nt + i] = (unsigned char)n;
+            w->to[h * t->nt + i] = (unsigned short)(whole ? h * t->nt + i : i * t->nh + h);
         }
+    mla_softmax_rows r = {w->s, w->n, w->to, w->p, w->al, t->m, t->l, t->nh * t->nt, j->a->scale};
+    j->k->softmax(&r);
     add_values(j, t, block, whole, w);
 }
 

@@ -28,13 +28,16 @@ typedef struct {
     const float *alpha; /* (m): c = fma(c, alpha, sum), 1 adds; NULL: c = sum, c is not read */
 } mla_tile;
 
-typedef struct { /* softmax of one row of logits, continued: see mla_cpu_attention */
-    const float *s;     /* (n) raw dot products */
-    float *p;           /* (MLA_BLOCK) out: exp(scale s - max), zero from n up to a multiple of 16 */
-    size_t n;
+typedef struct { /* softmax of rows of logits, one block further: see mla_cpu_attention */
+    const float *s;          /* (rows, MLA_BLOCK) raw dot products */
+    const unsigned char *n;  /* (rows) valid ones, at most MLA_BLOCK; 0: the row is left alone */
+    const unsigned short *to; /* (rows) where p and al of a row go */
+    float *p;                /* (.., MLA_LDA) out: exp(scale s - max), zero from n up to a multiple of 16 */
+    float *al;               /* (..) out: e^(old max - new max), the factor of what was summed before */
+    float *m, *l;            /* (rows) running maximum and sum */
+    size_t rows;
     float scale;
-    float *m, *l;       /* running maximum and sum, updated */
-} mla_softmax_row;
+} mla_softmax_rows;
 
 typedef struct { /* recurrent delta rule on a block of n <= MLA_GDN_COLS state columns */
     float *s;           /* (dk, n; lds), readable and writable to MLA_GDN_COLS columns */
@@ -90,8 +93,7 @@ typedef struct {
     void (*sigmoid_mul)(float *x, const float *gate, size_t n);
     void (*rope)(float *x, const float *c, const float *s, size_t half);
     void (*exp)(float *y, const float *x, size_t n);
-    /* returns the factor e^(old max - new max) for what was summed before */
-    float (*softmax)(const mla_softmax_row *r);
+    void (*softmax)(const mla_softmax_rows *r);
     /* p (n) = exp(scale s - m) * inv: the final probabilities of a row */
     void (*probs)(float *p, const float *s, size_t n, float scale, float m, float inv);
     /* y (n) = silu(sum_j w[j] x[j]), rows w + j*ldw and x[j], j < K ascending */

@@ -88,37 +88,59 @@ static void row_exp(float *y, const float *x, size_t n)
     }
 }
 
-static float row_softmax(const mla_softmax_row *r)
+/* n <= 16 scaled logits, minus infinity in the other lanes so that their probability is exactly zero */
+MLA_VEC v16 logits16(const float *s, size_t n, v16 scale)
 {
-    v16 sc = v16_set(r->scale), top = v16_set(-INFINITY), x[MLA_BLOCK / 16];
-    size_t nb = (r->n + 15) / 16;
-    for (size_t b = 0; b < nb; b++) {
-        size_t w = r->n - 16 * b < 16 ? r->n - 16 * b : 16;
-        x[b] = v16_mul(v16_load(r->s + 16 * b), sc);
-        if (w < 16) { /* lanes past n: minus infinity, so that their probability is exactly zero */
-            float t[16];
-            v16_store(t, x[b]);
-            for (size_t i = w; i < 16; i++) t[i] = -INFINITY;
-            x[b] = v16_load(t);
+    float t[16];
+    v16 x = v16_mul(v16_load(s), scale);
+    if (n >= 16) return x;
+    v16_store(t, x);
+    for (size_t i = n; i < 16; i++) t[i] = -INFINITY;
+    return v16_load(t);
+}
+
+/* Sixteen rows at a time: maxima first, then the sixteen factors at once, then the rows' exponentials. */
+static void row_softmax(const mla_softmax_rows *r)
+{
+    v16 scale = v16_set(r->scale);
+    for (size_t r0 = 0; r0 < r->rows; r0 += 16) {
+        size_t rows = r->rows - r0 < 16 ? r->rows - r0 : 16;
+        float top[16] = {0}, factor[16] = {0};
+        for (size_t i = 0; i < rows; i++) {
+            const float *s = r->s + (r0 + i) * MLA_BLOCK;
+            v16 m = v16_set(-INFINITY);
+            for (size_t b = 0; b < r->n[r0 + i]; b += 16) m = v16_max(m, logits16(s + b, r->n[r0 + i] - b, scale));
+            float old = r->m[r0 + i], hi = v16_hmax(m);
+            top[i] = old > hi ? old : hi;
+            factor[i] = old - top[i];
         }
-        top = v16_max(top, x[b]);
+        v16_store(factor, v16_exp(v16_load(factor)));
+        for (size_t i = 0; i < rows; i++) {
+            const float *s = r->s + (r0 + i) * MLA_BLOCK;
+            size_t n = r->n[r0 + i], to = r->to[r0 + i];
+            v16 sum = v16_set(0), m = v16_set(top[i]);
+            if (n == 0) continue;
+            if (n == MLA_BLOCK) { /* the common case, its four exponentials interleaved */
+                v16 p[MLA_BLOCK / 16];
+                MLA_UNROLL
+                for (size_t b = 0; b < MLA_BLOCK / 16; b++) p[b] = v16_exp(v16_sub(v16_mul(v16_load(s + 16 * b), scale), m));
+                MLA_UNROLL
+                for (size_t b = 0; b < MLA_BLOCK / 16; b++) {
+                    v16_store(r->p + to * MLA_LDA + 16 * b, p[b]);
+                    sum = v16_add(sum, p[b]);
+                }
+                n = 0;
+            }
+            for (size_t b = 0; b < n; b += 16) {
+                v16 p = v16_exp(v16_sub(logits16(s + b, n - b, scale), m));
+                v16_store(r->p + to * MLA_LDA + b, p);
+                sum = v16_add(sum, p);
+            }
+            r->al[to] = factor[i];
+            r->m[r0 + i] = top[i];
+            r->l[r0 + i] = fmaf(r->l[r0 + i], factor[i], v16_sum(sum));
+        }
     }
-    float m_old = *r->m, hi = v16_hmax(top), m = m_old > hi ? m_old : hi;
-    v16 sum = v16_set(0), mv = v16_set(m);
-    for (size_t b = 0; b < nb; b++) {
-        v16 p = v16_exp(v16_sub(x[b], mv));
-        v16_store(r->p + 16 * b, p);
-        sum = v16_add(sum, p);
-    }
-    float alpha = 1; /* e^0 exactly: most blocks leave the maximum where it was */
-    if (m != m_old) {
-        float d[16] = {m_old - m};
-        v16_store(d, v16_exp(v16_load(d)));
-        alpha = d[0];
-    }
-    *r->m = m;
-    *r->l = fmaf(*r->l, alpha, v16_sum(sum));
-    return alpha;
 }
 
 static void row_probs(float *p, const float *s, size_t n, float scale, float m, float inv)
