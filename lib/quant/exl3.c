@@ -130,11 +130,13 @@ static mla_status exl3_rows(const mla_qmat *m, size_t row0, size_t nrows, float 
         size_t o0 = (row0 + r) / SIDE * SIDE, first = row0 + r - o0, run = SIDE - first < nrows - r ? SIDE - first : nrows - r;
         for (size_t i0 = 0; i0 < m->in; i0 += SIDE) {
             size_t cols = m->in - i0 < SIDE ? m->in - i0 : SIDE;
+            float su[SIDE];
+            for (size_t i = 0; i < SIDE; i++) su[i] = factor(&m->part[SU], i0 + i);
             block(m, i0, o0, x, y);
             for (size_t k = 0; k < run; k++) {
                 float sv = factor(&m->part[SV], o0 + first + k) * 0x1p-7f; /* both transforms' 1/sqrt(128) */
                 float *d = dst + (r + k) * m->in + i0;
-                for (size_t i = 0; i < cols; i++) d[i] = y[(first + k) * SIDE + i] * factor(&m->part[SU], i0 + i) * sv;
+                for (size_t i = 0; i < cols; i++) d[i] = y[(first + k) * SIDE + i] * su[i] * sv;
             }
         }
         r += run;

@@ -31,7 +31,8 @@ static inline float value_of(uint32_t s, mla_qcodebook codebook)
 
 float mla_exl3_value(uint16_t state, mla_qcodebook codebook) { return value_of(state, codebook); }
 
-void mla_exl3_tile(float *dst, size_t ld, const void *stored, unsigned twice_k, mla_qcodebook codebook)
+/* The 256 states of a tile, in stream order. */
+static void states_of(uint32_t *state, const void *stored, unsigned twice_k)
 {
     uint32_t word[65];
     unsigned nwords = 4 * twice_k, nbits = 128 * twice_k, whole = twice_k / 2, half = twice_k & 1;
@@ -39,12 +40,26 @@ void mla_exl3_tile(float *dst, size_t ld, const void *stored, unsigned twice_k, 
     word[nwords] = word[0];
     unsigned end = 0; /* S(t) */
     for (unsigned t = 0; t < 256; t++) {
-        end += whole + (half && (0xAAAAu >> t % 16 & 1u));
+        end += whole + (half & 0xAAAAu >> t % 16);
         unsigned p = end >= 16 ? end - 16 : end + nbits - 16;
         uint64_t two = (uint64_t)word[p / 32] << 32 | word[p / 32 + 1];
-        uint32_t state = (uint32_t)(two >> (48 - p % 32)) & 0xffffu;
-        unsigned l = t / 8, j = t % 8;
-        unsigned row = l % 4 * 2 + (j & 1) + (j & 2 ? 8 : 0), col = l / 4 + (j & 4 ? 8 : 0);
-        dst[row * ld + col] = value_of(state, codebook);
+        state[t] = (uint32_t)(two >> (48 - p % 32)) & 0xffffu;
+    }
+}
+
+void mla_exl3_tile(float *dst, size_t ld, const void *stored, unsigned twice_k, mla_qcodebook codebook)
+{
+    uint32_t state[256];
+    float v[256];
+    states_of(state, stored, twice_k);
+    /* one loop per codebook, so that each is straight-line arithmetic over the tile */
+    if (codebook == MLA_QC_MUL1) for (unsigned t = 0; t < 256; t++) v[t] = value_of(state[t], MLA_QC_MUL1);
+    else if (codebook == MLA_QC_MCG) for (unsigned t = 0; t < 256; t++) v[t] = value_of(state[t], MLA_QC_MCG);
+    else for (unsigned t = 0; t < 256; t++) v[t] = value_of(state[t], MLA_QC_3INST);
+    for (unsigned l = 0; l < 32; l++) {
+        float *d = dst + l % 4 * 2 * ld + l / 4;
+        const float *s = v + 8 * l; /* stream index 8 l + j: row bits 0 and 3 from j, column bit 3 from j */
+        d[0] = s[0], d[ld] = s[1], d[8 * ld] = s[2], d[9 * ld] = s[3];
+        d[8] = s[4], d[ld + 8] = s[5], d[8 * ld + 8] = s[6], d[9 * ld + 8] = s[7];
     }
 }

@@ -10,6 +10,7 @@
 
 enum { CODES, ZEROS, SCALES, GIDX };
 enum { V_UNTOLD, V1, V2 }; /* kind */
+#define TILE 16 /* rows decoded together: one cache line of words */
 
 static bool gptq_detect(const mla_qsource *src, const char *module)
 {
@@ -91,7 +92,7 @@ static mla_status gptq_describe(mla_qmat *out, const mla_qsource *src, const cha
     if (!st) st = mla_qpart_need(&z, src, module, "qzeros", err);
     if (!st) st = mla_qpart_need(&s, src, module, "scales", err);
     if (st) return st;
-    mla_qmat m = {.name = q->name, .ops = &MLA_QFORMAT_GPTQ, .row_block = 16, .group_out = 1};
+    mla_qmat m = {.name = q->name, .ops = &MLA_QFORMAT_GPTQ, .row_block = TILE, .group_out = 1};
     if (want && want->zero_minus_1) m.kind = want->zero_minus_1 == MLA_QT_YES ? V1 : V2;
     st = settle(&m, q, z, s, want, err);
     if (st) return st;
@@ -104,22 +105,34 @@ static mla_status gptq_describe(mla_qmat *out, const mla_qsource *src, const cha
     return st;
 }
 
+static mla_status tile_rows(const mla_qmat *m, size_t o, size_t n, float *dst, mla_err *err)
+{
+    size_t per = 32 / m->bits, words = m->out / per, groups = m->part[SCALES].shape[0], now = SIZE_MAX;
+    const mla_tensor *idx = m->nparts > GIDX ? &m->part[GIDX] : NULL;
+    float s[TILE];
+    int z[TILE];
+    for (size_t i = 0; i < m->in; i++) { /* a row of W is a column of the stored words */
+        size_t g = idx ? mla_qword(idx->data, i) : i / m->group_in;
+        if (g >= groups) return mla_fail(err, MLA_EFORMAT, "%s: entry %zu changed since it was opened", idx ? idx->name : m->name, i);
+        for (size_t k = 0; g != now && k < n; k++) {
+            z[k] = field(zero_word(m, g * words + (o + k) / per), o + k, m->bits);
+            s[k] = mla_qscale(&m->part[SCALES], g * m->out + o + k);
+        }
+        now = g;
+        const unsigned char *codes = (const unsigned char *)m->part[CODES].data + (i / per * m->out + o) * 4;
+        for (size_t k = 0; k < n; k++) dst[k * m->in + i] = (float)(field(mla_qword(codes, k), i, m->bits) - z[k]) * s[k];
+    }
+    return MLA_OK;
+}
+
 static mla_status gptq_rows(const mla_qmat *m, size_t row0, size_t nrows, float *dst, mla_err *err)
 {
     if (m->kind == V_UNTOLD)
         return mla_fail(err, MLA_EUNSUPPORTED, "%s: only a quantization_config tells whether zero points are stored as they are "
                         "(gptq_v2) or less one (gptq)", m->name);
-    size_t per = 32 / m->bits, words = m->out / per, groups = m->part[SCALES].shape[0];
-    const mla_tensor *idx = m->nparts > GIDX ? &m->part[GIDX] : NULL;
-    for (size_t i = 0; i < m->in; i++) { /* row o of W is a column of the stored words */
-        size_t g = idx ? mla_qword(idx->data, i) : i / m->group_in;
-        if (g >= groups) return mla_fail(err, MLA_EFORMAT, "%s: entry %zu changed since it was opened", idx ? idx->name : m->name, i);
-        for (size_t r = 0; r < nrows; r++) {
-            size_t o = row0 + r;
-            int q = field(mla_qword(m->part[CODES].data, i / per * m->out + o), i, m->bits);
-            int z = field(zero_word(m, g * words + o / per), o, m->bits);
-            dst[r * m->in + i] = (float)(q - z) * mla_qscale(&m->part[SCALES], g * m->out + o);
-        }
+    for (size_t r = 0; r < nrows; r += TILE) {
+        mla_status st = tile_rows(m, row0 + r, nrows - r < TILE ? nrows - r : TILE, dst + r * m->in, err);
+        if (st) return st;
     }
     return MLA_OK;
 }
