@@ -151,6 +151,7 @@ static void put_own(mla_str *out, const mla_jv *doc)
     put_bytes(out, mla_doc_num(doc, "kv_budget_bytes"));
     mla_str_printf(out, "  of %.1f GB x %g utilisation - %.2f GiB reserve\n", mla_doc_num(a, "gpu_memory_bytes") / 1e9,
                    mla_doc_num(a, "utilisation"), mla_doc_num(a, "reserve_bytes") / 1073741824.0);
+    if (!flag(doc, "fits")) mla_str_put(out, "  weights and reserve alone do not fit\n");
     mla_str_printf(out, "  sequences          %12.2f\n  longest sequence   %12.0f tokens\n", mla_doc_num(doc, "sequences"),
                    mla_doc_num(doc, "tokens_of_one_sequence"));
     mla_str_printf(out, "  int32 slot limit   %12.0f slots of %.0f values; %.0f in use%s\n", mla_doc_num(s, "int32_limit"),

@@ -1,6 +1,4 @@
 /* inspect: checkpoint folders and single safetensors files. */
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,7 +7,6 @@
 #include "io/safetensors.h"
 #include "quant/quant.h"
 #include "verify/inspect_parts.h"
-#include "verify/kv_names.h"
 
 #define CONFIG_MAX ((size_t)64 << 20)
 
@@ -169,41 +166,4 @@ mla_status mla_inspect_folder(mla_jv *doc, const char *dir, mla_err *err)
     mla_ckpt_close(ck);
     mla_config_free(&c);
     return st;
-}
-
-void mla_inspect_kv_scales(mla_jv *doc, const mla_ckpt *ck, const mla_config *c)
-{
-    size_t n = 0, bad = 0, differing = 0;
-    float first = 0;
-    mla_jv *sum = mla_jv_set_obj(doc, "kv_scales"), *list = mla_jv_set_arr(doc, "scales");
-    for (size_t i = 0; i < mla_ckpt_count(ck); i++) {
-        const mla_tensor *t = mla_ckpt_at(ck, i);
-        size_t layer;
-        const mla_kv_spelling *sp = mla_kv_spelling_of(t->name, &layer);
-        if (!sp) continue;
-        const char *state = mla_kv_scale_state(t);
-        float v = NAN;
-        mla_jv *o = mla_jv_add_obj(list);
-        mla_jv_set_str(o, "name", t->name);
-        mla_jv_set_size(o, "layer", layer);
-        mla_jv_set_str(o, "part", sp->part);
-        mla_jv_set_str(o, "spelling", sp->producer);
-        if (mla_kv_scale_value(t, &v)) mla_jv_set_f64(o, "value", (double)v);
-        mla_jv_set_str(o, "state", state);
-        if (strcmp(state, "ok")) {
-            bad++;
-            mla_inspect_note(doc, "%s: KV scale is %s: engines refuse it or replace it by 1.0 silently", t->name, state);
-        }
-        if (n++ == 0) first = v;
-        differing += n > 1 && !(v == first);
-    }
-    /* one value everywhere was never measured: it is a policy (mostly 1.0), whatever a config claims */
-    const char *provenance = n == 0 ? "absent" : bad ? "invalid" : differing == 0 && (n > 2 || first == 1) ? "constant" : "calibrated";
-    mla_jv_set_str(sum, "provenance", provenance);
-    mla_jv_set_size(sum, "tensors", n);
-    if (c) mla_jv_set_size(sum, "full_attention_layers", mla_config_full_layers(c));
-    if (c) mla_jv_set_bool(sum, "declared", c->kv_scheme);
-    if (c && c->kv_scheme && n == 0) mla_inspect_note(doc, "config.json declares an FP8 KV cache, but no scale is stored: engines run it at 1.0");
-    if (!strcmp(provenance, "constant"))
-        mla_inspect_note(doc, "all %zu KV scales equal %g: a constant, not a calibration", n, (double)first);
 }

@@ -72,11 +72,18 @@ static void put_scalar(mla_str *out, const mla_jv *v)
     mla_str_free(&one);
 }
 
-static void put_pairs(mla_str *out, const mla_jv *o)
+/* "key  value" lines; an object inside is written as "outer.key" lines. */
+static void put_pairs(mla_str *out, const char *outer, const mla_jv *o)
 {
     for (const mla_jv *v = mla_jv_first(o); v; v = mla_jv_next(v)) {
         size_t start = out->len;
+        if (!outer[0] && mla_jv_is_obj(v)) {
+            put_pairs(out, mla_jv_key(v), v);
+            continue;
+        }
         mla_str_put(out, "  ");
+        put_clean(out, outer);
+        mla_str_put(out, outer[0] ? "." : "");
         put_clean(out, mla_jv_key(v));
         size_t w = out->len - start;
         mla_str_printf(out, "%*s", w < 28 ? (int)(28 - w) : 2, "");
@@ -90,7 +97,7 @@ static void section(mla_str *out, const mla_jv *doc, const char *key)
     const mla_jv *o = mla_jv_get(doc, key);
     if (!o || !mla_jv_first(o)) return;
     mla_str_printf(out, "\n%s\n", key);
-    put_pairs(out, o);
+    put_pairs(out, "", o);
 }
 
 static void put_sums(mla_str *out, const mla_jv *list, const char *name_key, const char *count_key)
