@@ -1,6 +1,8 @@
 /* Full attention with the model's own projections: q, k, v (+bias) -> per-head norm -> rotation -> cache -> attention
  * over the cached, rounded values -> sigmoid gate -> output projection. What is cached decides the middle part:
  * keys and values (GQA), or a latent of a retrofit. */
+#include <string.h>
+
 #include "runtime/rt.h"
 
 typedef struct { /* activations of one block; row-major, T = rows of the block */
@@ -72,23 +74,25 @@ static mla_status write_rows(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_pie
     return RT_OP(rt, kv_write, &a, err);
 }
 
-/* Cached row: [K (G d) | V (G d)]. */
-static mla_status gqa(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_err *err)
+/* What a block caches: rotated keys and values, or latents and rotary keys (T, G2, rot; NULL when there are none). */
+typedef struct {
+    rt_rows first, second;
+    size_t w1, w2;        /* values per token of each */
+} cached;
+
+/* Writes one piece's rows and attends over what is cached. Cached row: [K (G d) | V (G d)], or [latent | rotary keys]. */
+static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, const cached *c, rt_qo qo, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t w = m->G * m->d;
-    RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, (rt_rows){a->k_rot, w}, w, err));
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_kv_view k = rt_view(rt, l, p->seq, 0, m->d, l->scale.k), v = rt_view(rt, l, p->seq, w, m->d, l->scale.v);
-        RT_TRY(write_rows(rt, k, (rt_rows){a->k_rot, w}, p, w, err));
-        RT_TRY(write_rows(rt, v, (rt_rows){a->v, w}, p, w, err));
-        mla_attn_args at = {.o = mla_at(a->o, p->row * m->H * m->d), .ldo = m->H * m->d, .q = mla_at(a->q_rot, p->row * m->H * m->d),
-                            .ldq = m->H * m->d, .qh_stride = m->d, .k = k, .v = v, .kh = m->G, .vh = m->G, .T = p->n, .H = m->H,
-                            .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale};
-        RT_TRY(RT_OP(rt, attention, &at, err));
-    }
-    return MLA_OK;
+    bool gqa = l->kind == RT_GQA;
+    mla_kv_view k = rt_view(rt, l, p->seq, 0, gqa ? m->d : m->r, l->scale.k);
+    mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->rot, l->scale.v);
+    RT_TRY(write_rows(rt, k, c->first, p, c->w1, err));
+    if (c->w2) RT_TRY(write_rows(rt, v, c->second, p, c->w2, err));
+    if (!gqa) return rt_latent_attend(rt, l, p, qo, err);
+    mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .q = qo.q.p, .ldq = qo.q.ld, .qh_stride = m->d, .k = k, .v = v, .kh = m->G,
+                        .vh = m->G, .T = p->n, .H = m->H, .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale};
+    return RT_OP(rt, attention, &at, err);
 }
 
 /* c (T, groups, r) = E (y - mu) with y (T, groups, n) = [keys head by head | values] of each group; keys unrotated. */
@@ -110,37 +114,59 @@ static mla_status encode(mla_rt *rt, const rt_layer *l, const rt_block *b, const
     return rt_tap(rt, b, MLA_TAP_LATENT, l->index, (rt_rows){*c, cw}, cw, err);
 }
 
-/* Cached row: [c (groups r) | rotated rotary keys (G rot)], the second part only in layout N. */
-static mla_status latent(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_mem *c, mla_err *err)
+/* Rotary keys beside a latent, (T, G, rot) dense. */
+static mla_status rotary_keys(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, cached *c, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t cw = m->groups * m->r, kw = m->G2 * m->rot;
-    mla_mem *kr = NULL; /* (T, G, rot) */
-    if (kw) {
-        RT_TRY(rt_scratch(rt, RT_S_KR, b->rows, kw, &kr, err));
-        RT_TRY(RT_OP(rt, copy_rows, kr, m->rot, a->k_rot, m->d, b->rows * m->G, m->rot, err));
-        RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, (rt_rows){kr, kw}, kw, err));
-    }
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        RT_TRY(write_rows(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), (rt_rows){c, cw}, p, cw, err));
-        if (kw) RT_TRY(write_rows(rt, rt_view(rt, l, p->seq, cw, m->rot, l->scale.v), (rt_rows){kr, kw}, p, kw, err));
-        rt_qo qo = {{mla_at(a->q_rot, p->row * m->H * m->d), m->H * m->d}, {mla_at(a->o, p->row * m->H * m->dv), m->H * m->dv}};
-        RT_TRY(rt_latent_attend(rt, l, p, qo, err));
-    }
-    return MLA_OK;
+    c->w2 = m->G2 * m->rot;
+    c->second.ld = c->w2;
+    if (!c->w2) return MLA_OK;
+    RT_TRY(rt_scratch(rt, RT_S_KR, b->rows, c->w2, &c->second.p, err));
+    RT_TRY(RT_OP(rt, copy_rows, c->second.p, m->rot, a->k_rot, m->d, b->rows * m->G, m->rot, err));
+    return rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, c->second, c->w2, err);
 }
 
-static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_err *err)
+typedef struct { /* mla_tap_attn.self */
+    mla_rt *rt;
+    const rt_layer *l;
+    const rt_piece *p;
+    const cached *c;
+    rt_rows q;
+} trial;
+
+/* The piece again, through an FP8 cache of its own: contiguous, thrown away. */
+static mla_status with_fp8(const mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, mla_err *err)
+{
+    const trial *t = a->self;
+    const rt_dims *m = &t->l->dim;
+    mla_rt rt = *t->rt;
+    rt_layer l = *t->l;
+    mla_seq seq = *t->p->seq;
+    rt_piece p = *t->p;
+    if (p.pos) return mla_fail(err, MLA_EINVAL, "an FP8 trial needs a chunk from position 0, not %zu", p.pos);
+    rt.o.kv_dtype = MLA_F8_E4M3;
+    seq.pages = NULL;
+    p.seq = &seq;
+    l.scale = s;
+    mla_status st = rt_scratch(&rt, RT_S_TRIAL, p.n, l.row_elems, &l.cache.p, err);
+    rt_qo qo = {t->q, {o2, m->H * m->dv}};
+    if (st == MLA_OK) st = cache_and_attend(&rt, &l, &p, t->c, qo, err);
+    memcpy(t->rt->scratch, rt.scratch, sizeof rt.scratch); /* scratch may have grown */
+    t->rt->bytes = rt.bytes;
+    t->rt->peak = rt.peak;
+    return st;
+}
+
+static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, const cached *c, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     for (size_t i = 0; b->tap && i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         size_t qo = p->row * m->H * m->d, ko = p->row * m->G * m->d;
-        bool gated = rt->cfg->attn_gate;
-        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = mla_at(a->q_rot, qo), .k = mla_at(a->k, ko), .k_rot = mla_at(a->k_rot, ko),
-                          .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos};
-        if (gated) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
+        trial again = {rt, l, p, c, {mla_at(a->q_rot, qo), m->H * m->d}};
+        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko), .k_rot = mla_at(a->k_rot, ko),
+                          .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos, .with_fp8 = with_fp8, .self = &again};
+        if (rt->cfg->attn_gate) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
         mla_tap tap = {.point = MLA_TAP_ATTN, .layer = l->index, .seq = p->job, .rows = p->n, .attn = &t, .be = rt->be};
         RT_TRY(b->tap(b->ctx, &tap, err));
     }
@@ -150,14 +176,25 @@ static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, con
 mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
 {
     const rt_dims *m = &l->dim;
+    size_t w = m->G * m->d, ow = m->H * m->dv;
     attn a = {0};
-    mla_mem *c = NULL;
     RT_TRY(project(rt, l, b, h, &a, err));
-    if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c, err)); /* before the keys turn */
+    cached c = {.first.ld = m->groups * m->r, .w1 = m->groups * m->r};
+    if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c.first.p, err)); /* before the keys turn */
     RT_TRY(rotate(rt, l, b, a.q, &a.q_rot, RT_S_QROT, m->H, err));
     RT_TRY(rotate(rt, l, b, a.k, &a.k_rot, RT_S_KROT, m->G, err));
-    RT_TRY(l->kind == RT_GQA ? gqa(rt, l, b, &a, err) : latent(rt, l, b, &a, c, err));
-    RT_TRY(tap_attn(rt, l, b, &a, err));
+    if (l->kind == RT_GQA) {
+        c = (cached){{a.k_rot, w}, {a.v, w}, w, w};
+        RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, c.first, w, err));
+    } else {
+        RT_TRY(rotary_keys(rt, l, b, &a, &c, err));
+    }
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        rt_qo qo = {{mla_at(a.q_rot, p->row * m->H * m->d), m->H * m->d}, {mla_at(a.o, p->row * ow), ow}};
+        RT_TRY(cache_and_attend(rt, l, p, &c, qo, err));
+    }
+    RT_TRY(tap_attn(rt, l, b, &a, &c, err));
     if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, a.o, mla_at(a.proj, m->d), b->rows * m->H, m->d, a.qw, err));
-    return rt_linear(rt, &l->o, (rt_rows){out, rt->cfg->hidden}, (rt_rows){a.o, m->H * m->dv}, b->rows, err);
+    return rt_linear(rt, &l->o, (rt_rows){out, rt->cfg->hidden}, (rt_rows){a.o, ow}, b->rows, err);
 }

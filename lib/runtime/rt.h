@@ -74,7 +74,7 @@ typedef struct {
 typedef enum { /* scratch buffers by what they hold; they grow and are reused by every layer */
     RT_S_X, RT_S_H, RT_S_PROJ, RT_S_Q, RT_S_QROT, RT_S_K0, RT_S_K, RT_S_KROT, RT_S_V, RT_S_O, RT_S_OUT,
     RT_S_Y, RT_S_C, RT_S_KR, RT_S_A, RT_S_OL, RT_S_XC, RT_S_XK, RT_S_XV,
-    RT_S_B1, RT_S_B2, RT_S_B3, RT_S_B4, RT_S_B5, RT_S_LOGITS, RT_S_COS, RT_S_SIN,
+    RT_S_B1, RT_S_B2, RT_S_B3, RT_S_B4, RT_S_B5, RT_S_LOGITS, RT_S_COS, RT_S_SIN, RT_S_TRIAL,
     RT_S_N
 } rt_scratch_id;
 
@@ -99,6 +99,8 @@ struct mla_rt {
     rt_buf mtp_embed_norm, mtp_hidden_norm, mtp_norm;
     rt_pool pool;
     size_t open_seqs;
+    mla_rt *parent;          /* resident weights belong to it; NULL: they are ours */
+    size_t children;         /* runtimes that use our weights */
     rt_buf scratch[RT_S_N];
 };
 

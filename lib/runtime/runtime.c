@@ -8,11 +8,16 @@
 #include "runtime/rt.h"
 #include "tensor/compare.h"
 
+static mla_status check_dtype(mla_dtype t, mla_err *err)
+{
+    if (t == MLA_F32 || t == MLA_BF16 || t == MLA_F8_E4M3) return MLA_OK;
+    return mla_fail(err, MLA_EINVAL, "KV cache in %s: expected F32, BF16 or F8_E4M3", mla_dtype_name(t));
+}
+
 static mla_status check_opts(const mla_model *m, const mla_rt_opts *o, mla_err *err)
 {
     const mla_config *c = mla_model_config(m);
-    if (o->kv_dtype != MLA_F32 && o->kv_dtype != MLA_BF16 && o->kv_dtype != MLA_F8_E4M3)
-        return mla_fail(err, MLA_EINVAL, "KV cache in %s: expected F32, BF16 or F8_E4M3", mla_dtype_name(o->kv_dtype));
+    RT_TRY(check_dtype(o->kv_dtype, err));
     if (o->page_tokens > 1 << 20) return mla_fail(err, MLA_EINVAL, "pages of %zu tokens: expected at most %d", o->page_tokens, 1 << 20);
     if (c->experts) return mla_fail(err, MLA_EUNSUPPORTED, "%s: running a mixture of %zu experts is not supported", c->architecture, c->experts);
     if (c->sliding_window) return mla_fail(err, MLA_EUNSUPPORTED, "%s: a sliding window of %zu tokens is not supported", c->architecture, c->sliding_window);
@@ -77,9 +82,78 @@ mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const 
     return MLA_OK;
 }
 
+static mla_status copy_factors(mla_factors *out, const mla_factors *f, mla_err *err)
+{
+    *out = (mla_factors){0};
+    if (!f) return MLA_OK;
+    RT_TRY(mla_factors_new(out, f->layout, f->groups, f->n, f->r, err));
+    memcpy(out->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
+    memcpy(out->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
+    memcpy(out->mu, f->mu, f->groups * f->n * sizeof *f->mu);
+    return MLA_OK;
+}
+
+/* Copies of the layers whose weights are borrowed; caches, pool and scratch are new. */
+static mla_status share_layers(mla_rt *rt, const mla_rt *of, mla_err *err)
+{
+    rt->layer = mla_alloc(rt->n_layer, sizeof *rt->layer, 1);
+    if (!rt->layer) return mla_fail(err, MLA_ENOMEM, "runtime of %zu layers", rt->n_layer);
+    for (size_t i = 0; i < rt->n_layer; i++) {
+        rt_layer *l = &rt->layer[i];
+        const rt_layer *from = &of->layer[i];
+        if (!rt->o.stream_layers) {
+            *l = *from;
+            l->f = (mla_factors){0};
+        } else {
+            *l = (rt_layer){.index = from->index, .kind = from->kind, .dim = from->dim, .scale = from->scale, .row_elems = from->row_elems};
+            if (from->f.layout != MLA_LAYOUT_NONE) RT_TRY(copy_factors(&l->f, &from->f, err));
+        }
+        l->cache = (rt_buf){0};
+    }
+    return MLA_OK;
+}
+
+mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *err)
+{
+    *out = NULL;
+    if (of->parent) of = of->parent;
+    RT_TRY(check_dtype(kv_dtype, err));
+    mla_rt *rt = mla_alloc(1, sizeof *rt, 1);
+    if (!rt) return mla_fail(err, MLA_ENOMEM, "runtime");
+    *rt = *of;
+    rt->o.kv_dtype = kv_dtype;
+    rt->bytes = rt->peak = rt->open_seqs = rt->children = 0;
+    rt->parent = of;
+    memset(rt->scratch, 0, sizeof rt->scratch);
+    rt_pool_init(rt);
+    of->children++;
+    mla_status st = share_layers(rt, of, err);
+    if (st != MLA_OK) {
+        mla_rt_close(rt);
+        return st;
+    }
+    *out = rt;
+    return MLA_OK;
+}
+
+/* What stays of a runtime that borrowed its resident weights. */
+static void forget_weights(mla_rt *rt)
+{
+    for (size_t i = 0; rt->layer && i < rt->n_layer; i++) {
+        mla_factors_free(&rt->layer[i].f);
+        rt->layer[i] = (rt_layer){.cache = rt->layer[i].cache};
+    }
+    rt->embed = rt->head = rt->mtp_fc = (rt_lin){0};
+    rt->final_norm = rt->mtp_embed_norm = rt->mtp_hidden_norm = rt->mtp_norm = (rt_buf){0};
+}
+
 void mla_rt_close(mla_rt *rt)
 {
     if (!rt) return;
+    if (rt->parent) {
+        rt->parent->children--;
+        if (!rt->o.stream_layers) forget_weights(rt);
+    }
     for (size_t i = 0; rt->layer && i < rt->n_layer; i++) {
         rt_layer_drop(rt, &rt->layer[i]);
         mla_factors_free(&rt->layer[i].f);
@@ -94,6 +168,16 @@ void mla_rt_close(mla_rt *rt)
 }
 
 const mla_config *mla_rt_config(const mla_rt *rt) { return rt->cfg; }
+const mla_model *mla_rt_model(const mla_rt *rt) { return rt->model; }
+bool mla_rt_has_mtp(const mla_rt *rt) { return rt->o.mtp; }
+
+mla_layout mla_rt_layout(const mla_rt *rt, size_t layer)
+{
+    for (size_t i = 0; i < rt->n_layer; i++)
+        if (rt->layer[i].index == layer)
+            return rt->layer[i].kind == RT_LATENT_N ? MLA_LAYOUT_N : rt->layer[i].kind == RT_LATENT_REBUILD ? MLA_LAYOUT_REBUILD : MLA_LAYOUT_NONE;
+    return MLA_LAYOUT_NONE;
+}
 size_t mla_rt_peak_bytes(const mla_rt *rt) { return rt->peak; }
 
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt)
@@ -115,17 +199,6 @@ static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_f
     for (size_t i = 0; i < 3; i++)
         if (mla_count_nonfinite(part[i].v, part[i].n, &first))
             return mla_fail(err, MLA_EINVAL, "factor %s: element %zu is not finite", part[i].name, first);
-    return MLA_OK;
-}
-
-static mla_status copy_factors(mla_factors *out, const mla_factors *f, mla_err *err)
-{
-    *out = (mla_factors){0};
-    if (!f) return MLA_OK;
-    RT_TRY(mla_factors_new(out, f->layout, f->groups, f->n, f->r, err));
-    memcpy(out->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
-    memcpy(out->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
-    memcpy(out->mu, f->mu, f->groups * f->n * sizeof *f->mu);
     return MLA_OK;
 }
 
@@ -156,6 +229,8 @@ mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, ml
     char text[32];
     RT_TRY(rt_layer_find(rt, layer, &l, err));
     if (rt->open_seqs) return mla_fail(err, MLA_EINVAL, "%s: factors cannot change while %zu sequences are open", rt_layer_text(l, text), rt->open_seqs);
+    if (rt->parent || rt->children)
+        return mla_fail(err, MLA_EINVAL, "%s: factors cannot change while runtimes share their weights", rt_layer_text(l, text));
     if (l->kind == RT_GDN || l->kind == RT_LATENT_DS)
         return mla_fail(err, MLA_EINVAL, "%s has no keys and values of its own to compress", rt_layer_text(l, text));
     if (f && f->layout == MLA_LAYOUT_NONE) f = NULL;

@@ -31,8 +31,16 @@ typedef struct {
 
 /* Borrow model and backend. FP8 caches need scales: stored ones, or mla_rt_set_kv_scale; otherwise refused by name. */
 MLA_CHECKED mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const mla_rt_opts *o, mla_err *err);
-void mla_rt_close(mla_rt *rt); /* NULL is fine; sequences first */
+/* A second runtime on the same weights with caches of its own in another dtype: comparing cache formats takes no second
+ * copy of the model. It has the factors of `of` and starts with its scales; factors of both are then fixed. Close it
+ * before `of`. In streaming mode it loads layers by itself. */
+MLA_CHECKED mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *err);
+void mla_rt_close(mla_rt *rt); /* NULL is fine; sequences and sharing runtimes first */
 const mla_config *mla_rt_config(const mla_rt *rt);
+const mla_model *mla_rt_model(const mla_rt *rt);
+bool mla_rt_has_mtp(const mla_rt *rt);
+/* Layout of a layer's factors now: stored or set; MLA_LAYOUT_NONE when it caches keys and values (or is no attention). */
+mla_layout mla_rt_layout(const mla_rt *rt, size_t layer);
 
 /* Replaces (or removes, f == NULL) the factors of a layer without touching the model: probes and searches.
  * The factors are copied; the layer's KV scale is forgotten. Not allowed while sequences are open. */
@@ -64,7 +72,7 @@ typedef enum {
     MLA_TAP_MTP_OUT     /* (T, D) MTP head after mtp.norm */
 } mla_tap_point;
 
-typedef struct {        /* one full-attention layer on one chunk; device f32, dense rows unless a stride is given */
+typedef struct mla_tap_attn { /* one full-attention layer on one chunk; device f32, dense rows unless a stride is given */
     mla_mem *q, *q_rot; /* (T, H, d) after norm and gain, before / after RoPE */
     mla_mem *k, *k_rot; /* (T, G, d) likewise */
     mla_mem *v;         /* (T, G, d) */
@@ -72,6 +80,9 @@ typedef struct {        /* one full-attention layer on one chunk; device f32, de
     size_t gate_ld, gate_h;
     mla_mem *o;         /* (T, H, d) attention output before gate and o_proj */
     size_t pos0;
+    /* o2 (T, H, d), dense: what o would be with an FP8 cache of scales s. Chunks from position 0 only. */
+    mla_status (*with_fp8)(const struct mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, mla_err *err);
+    const void *self;    /* the runtime's own */
 } mla_tap_attn;
 
 typedef struct {

@@ -150,6 +150,96 @@ START_TEST(fp8_needs_scales)
 }
 END_TEST
 
+/* Two cache formats on one set of weights: the same logits as runtimes of their own, and no second copy in memory. */
+START_TEST(shared_weights)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    for (int stream = 0; stream < 2; stream++) {
+        mla_rt *a = world_rt(&w, (mla_rt_opts){.stream_layers = stream}), *b, *own = world_rt(&w, (mla_rt_opts){.kv_dtype = MLA_BF16});
+        set_all(&w, a, MLA_LAYOUT_N, 2, 90);
+        set_all(&w, own, MLA_LAYOUT_N, 2, 90);
+        ck_ok(mla_rt_share(&b, a, MLA_BF16, &err));
+        ck_refused(mla_rt_set_factors(a, 1, NULL, &err), MLA_EINVAL, "share");
+        ck_refused(mla_rt_set_factors(b, 1, NULL, &err), MLA_EINVAL, "share");
+        ck_assert_uint_eq(2 * mla_rt_kv_bytes_per_token(b), mla_rt_kv_bytes_per_token(a));
+        float *x = run_chunks(b, ids, N, 0, 30, 0), *y = run_chunks(own, ids, N, 0, 0, 0), *z = run_chunks(a, ids, N, 0, 0, 0);
+        ck_assert(!memcmp(x, y, N * V * 4) && memcmp(x, z, N * V * 4));
+        if (!stream) ck_assert(mla_rt_peak_bytes(b) < mla_rt_peak_bytes(own) / 2);
+        mla_rt_close(b);
+        ck_ok(mla_rt_set_factors(a, 1, NULL, &err));
+        mla_rt_close(a);
+        mla_rt_close(own);
+        mla_free(x), mla_free(y), mla_free(z);
+    }
+    mla_free(ids);
+    world_close(&w);
+}
+END_TEST
+
+typedef struct { /* attention output of layer 1, or what a trial says it would be in FP8 */
+    bool trial;
+    float *o;
+} seen;
+
+static mla_status look(void *ctx, const mla_tap *t, mla_err *err)
+{
+    seen *s = ctx;
+    size_t n = t->rows * 12 * 32;
+    mla_mem *o = NULL;
+    if (t->point != MLA_TAP_ATTN || t->layer != 1) return MLA_OK;
+    s->o = mla_alloc(n, 4, 1);
+    if (!s->trial) return t->be->ops->download(t->be, s->o, t->attn->o, n * 4, err);
+    mla_status st = t->be->ops->alloc(t->be, &o, n * 4, err);
+    if (st == MLA_OK) st = t->attn->with_fp8(t->attn, (mla_kv_scale){true, 0.031f, 0.013f}, o, err);
+    if (st == MLA_OK) st = t->be->ops->download(t->be, s->o, o, n * 4, err);
+    t->be->ops->free(t->be, o);
+    return st;
+}
+
+/* A trial inside an f32 run gives the bits that an FP8 cache gives, and changes nothing else. */
+START_TEST(fp8_trials)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    for (int layout = MLA_LAYOUT_NONE; layout <= MLA_LAYOUT_REBUILD; layout++) {
+        seen s[2] = {{.trial = true}, {.trial = false}};
+        float *logits = mla_alloc(N, V, 4);
+        for (int k = 0; k < 2; k++) {
+            mla_rt *rt = world_rt(&w, (mla_rt_opts){.kv_dtype = k ? MLA_F8_E4M3 : MLA_F32, .page_tokens = 16});
+            if (layout != MLA_LAYOUT_NONE) set_all(&w, rt, (mla_layout)layout, 2, 0);
+            set_scales(&w, rt, 0.031f, 0.013f);
+            mla_seq *q;
+            ck_ok(mla_seq_new(&q, rt, N + 1, &err));
+            mla_job j = {.seq = q, .ids = ids, .T = N, .logits = logits};
+            ck_ok(mla_rt_run(rt, &j, 1, look, &s[k], &err));
+            if (!k) {
+                float *want = run_chunks(rt, ids, N, 0, 0, 0);
+                ck_assert(!memcmp(want, logits, N * V * 4));
+                mla_free(want);
+                mla_free(s[0].o);
+                s[0].o = NULL;
+                mla_job more = {.seq = q, .ids = ids, .T = 1, .logits_from = 1};
+                ck_refused(mla_rt_run(rt, &more, 1, look, &s[0], &err), MLA_EINVAL, "from position 0");
+                mla_free(s[0].o);
+                mla_seq_reset(q);
+                ck_ok(mla_rt_run(rt, &j, 1, look, &s[0], &err));
+            }
+            mla_seq_free(q);
+            mla_rt_close(rt);
+        }
+        ck_assert_msg(!memcmp(s[0].o, s[1].o, N * 12 * 32 * 4), "layout %d", layout);
+        mla_free(s[0].o), mla_free(s[1].o), mla_free(logits);
+    }
+    mla_free(ids);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(refused_factors)
 {
     mla_err err = {0};
@@ -189,6 +279,8 @@ Suite *latent_suite(void)
     tcase_add_test(t, truncation_and_removal);
     tcase_add_test(t, short_caches);
     tcase_add_test(t, fp8_needs_scales);
+    tcase_add_test(t, shared_weights);
+    tcase_add_test(t, fp8_trials);
     tcase_add_test(t, refused_factors);
     suite_add_tcase(s, t);
     return s;
