@@ -5,6 +5,7 @@
 
 typedef struct {
     const char *base;
+    bool values;
     verify_files files;
 } args;
 
@@ -21,7 +22,7 @@ static mla_status check(cli *c, const args *a, mla_err *err)
         mla_jv_set_str(doc, "schema", MLA_RECEIPTS_SCHEMA);
         mla_jv_set_str(doc, "verdict", "");
         verify_put_tool(doc, c);
-        st = mla_receipts_check(doc, c->arg[0], &(mla_receipts_opts){.base = a->base, .pool = pool, .log = &c->log}, &v, err);
+        st = mla_receipts_check(doc, c->arg[0], &(mla_receipts_opts){.base = a->base, .values = a->values, .pool = pool, .log = &c->log}, &v, err);
     }
     if (st == MLA_OK) st = verify_write(&a->files, doc, NULL, err);
     if (st == MLA_OK && c->json) st = cli_print_json(doc, err);
@@ -31,6 +32,7 @@ static mla_status check(cli *c, const args *a, mla_err *err)
     }
     if (st == MLA_OK && v == MLA_FAIL)
         st = mla_fail(err, MLA_EDIFFER, "%s: %zu findings", c->arg[0], mla_jv_len(mla_jv_get(doc, "findings")));
+    if (st == MLA_OK && v == MLA_NO_EVIDENCE) st = mla_fail(err, MLA_EUNSUPPORTED, "%s: the files hold; what config.json claims could not be judged", c->arg[0]);
     mla_str_free(&text);
     mla_json_free(d);
     mla_pool_free(pool);
@@ -42,13 +44,14 @@ mla_status cmd_verify_receipts(cli *c, int argc, char **argv, mla_err *err)
     args a = {0};
     const cli_option opts[] = {
         {"base", 0, CLI_STR, &a.base, "DIR", "compare this base folder with the one that the receipt records, too", NULL, NULL},
+        {"values", 0, CLI_FLAG, &a.values, NULL, "decode every weight and look for values that are not finite", NULL, NULL},
         {"junit", 0, CLI_STR, &a.files.junit, "FILE", "write JUnit XML", NULL, "report files"},
         {"markdown", 0, CLI_STR, &a.files.markdown, "FILE", "write Markdown (for a job summary)", NULL, "report files"},
     };
     const cli_spec spec = {
         .args = "DIR",
         .about = "Hashes every file of DIR and compares it with mla_receipt.json; then opens the model and checks what config.json claims: "
-                 "factor file and digest, ranks, shapes, types, finite factors, a KV scale that is finite and above zero in every layer "
+                 "factor file and digest, ranks, shapes, types, finite factors, finite weight scales, a KV scale that is finite and above zero in every layer "
                  "where one is declared. Each difference is named.",
         .opt = opts,
         .nopt = sizeof opts / sizeof *opts,

@@ -110,39 +110,84 @@ static void put_model(mla_jv *doc, const char *dir, const mla_manifest *found)
     mla_free(name);
 }
 
-/* One gate and its findings; a line of a mla_findings is one finding. */
-static void put_gate(mla_jv *gates, mla_jv *list, const char *name, const char *passed, const mla_findings *f)
+/* Text without the folder's own path: a report names no folder of this machine. Caller frees. */
+static char *local_text(const char *s, size_t n, const char *dir)
 {
-    char reason[160];
-    mla_jv *g = mla_jv_add_obj(gates);
+    size_t d = strlen(dir);
+    mla_str out = MLA_STR_MAX(1 << 16);
+    while (d > 1 && dir[d - 1] == '/') d--;
+    for (size_t i = 0; i < n;) {
+        if (d > 0 && n - i >= d && !strncmp(s + i, dir, d)) {
+            bool below = i + d < n && s[i + d] == '/', prefix = i + d + 1 < n && !strncmp(s + i + d, ": ", 2);
+            if (!below && !prefix) mla_str_put(&out, "the folder");
+            i += d + (below ? 1 : prefix ? 2 : 0);
+        } else {
+            mla_str_putn(&out, s + i++, 1);
+        }
+    }
+    char *t = mla_strdup(mla_str_c(&out));
+    mla_str_free(&out);
+    return t;
+}
+
+typedef struct {
+    mla_jv *gates, *list;
+    const char *dir;
+    size_t findings;
+} lists;
+
+/* One gate and its findings; a line of a mla_findings is one finding. */
+static void put_gate(lists *l, const char *name, const char *passed, const mla_findings *f)
+{
+    char reason[32];
+    mla_jv *g = mla_jv_add_obj(l->gates);
     mla_jv_set_str(g, "name", name);
     mla_jv_set_str(g, "verdict", f->n ? "fail" : "pass");
     (void)snprintf(reason, sizeof reason, "%zu finding%s", f->n, f->n == 1 ? "" : "s");
     mla_jv_set_str(g, "reason", f->n ? reason : passed);
+    l->findings += f->n;
     for (const char *p = mla_str_c(&f->text); *p;) {
         size_t n = strcspn(p, "\n");
-        char *line = mla_strndup(p, n);
-        if (n && line) {
-            mla_jv *o = mla_jv_add_obj(list);
+        char *line = n ? local_text(p, n, l->dir) : NULL;
+        if (line) {
+            mla_jv *o = mla_jv_add_obj(l->list);
             mla_jv_set_str(o, "name", name);
-            mla_jv_set_str(o, "text", mla_utf8_valid(line, n) ? line : "a finding whose text is no UTF-8");
+            mla_jv_set_str(o, "text", mla_utf8_valid(line, strlen(line)) ? line : "a finding whose text is no UTF-8");
         }
         mla_free(line);
         p += n + (p[n] == '\n');
     }
 }
 
-static void put_findings(mla_jv *doc, const mla_receipts_findings *r, bool with_base, mla_verdict *verdict)
+/* The gates that need the model opened, when it could not be. */
+static void put_unjudged(lists *l, const char *why)
 {
-    size_t n = 0;
+    static const char *const NAME[] = {"config", "scales", "weights"};
+    char *text = local_text(why, strlen(why), l->dir);
+    for (size_t i = 0; i < 3; i++) {
+        mla_jv *g = mla_jv_add_obj(l->gates);
+        mla_jv_set_str(g, "name", NAME[i]);
+        mla_jv_set_str(g, "verdict", mla_verdict_name(MLA_NO_EVIDENCE));
+        mla_jv_set_str(g, "reason", text);
+    }
+    mla_free(text);
+}
+
+static void put_findings(mla_jv *doc, const mla_receipts_findings *r, const char *dir, const mla_receipts_opts *o, mla_verdict *verdict)
+{
     mla_jv_set_str(doc, "verdict", "");
-    mla_jv *gates = mla_jv_set_arr(doc, "gates"), *list = mla_jv_set_arr(doc, "findings");
-    put_gate(gates, list, "files", "every recorded file is there, nothing else is, all digests hold", &r->f[MLA_RF_FILES]);
-    put_gate(gates, list, "config", "the configuration agrees with the tensors", &r->f[MLA_RF_CONFIG]);
-    put_gate(gates, list, "scales", "no KV scale is missing, zero or not finite", &r->f[MLA_RF_SCALES]);
-    if (with_base) put_gate(gates, list, "base", "the base is the recorded one", &r->f[MLA_RF_BASE]);
-    for (size_t i = 0; i < 4; i++) n += r->f[i].n;
-    *verdict = n ? MLA_FAIL : MLA_PASS;
+    lists l = {.gates = mla_jv_set_arr(doc, "gates"), .list = mla_jv_set_arr(doc, "findings"), .dir = dir};
+    put_gate(&l, "files", "every recorded file is there, nothing else is, all digests hold", &r->f[MLA_RF_FILES]);
+    if (r->unsupported[0]) {
+        put_unjudged(&l, r->unsupported);
+    } else {
+        put_gate(&l, "config", "the configuration agrees with the tensors", &r->f[MLA_RF_CONFIG]);
+        put_gate(&l, "scales", "no KV scale is missing, zero or not finite", &r->f[MLA_RF_SCALES]);
+        put_gate(&l, "weights", o->values ? "every scale and every value is finite" : "every stored scale of a quantized weight is finite",
+                 &r->f[MLA_RF_WEIGHTS]);
+    }
+    if (o->base) put_gate(&l, "base", "the base is the recorded one", &r->f[MLA_RF_BASE]);
+    *verdict = l.findings ? MLA_FAIL : r->unsupported[0] ? MLA_NO_EVIDENCE : MLA_PASS;
     mla_jv_set_str(doc, "verdict", mla_verdict_name(*verdict));
 }
 
@@ -163,13 +208,13 @@ mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_o
             mla_manifest_diff(&r.f[MLA_RF_FILES], &recorded, &found);
         }
     }
-    if (st == MLA_OK) mla_receipts_config(&r, dir, &found, json ? mla_json_root(json) : NULL);
+    if (st == MLA_OK) mla_receipts_config(&r, dir, o, &found, json ? mla_json_root(json) : NULL);
     if (st == MLA_OK && o->base && json) st = check_base(&r.f[MLA_RF_BASE], mla_json_root(json), o, err);
     if (st == MLA_OK) {
         put_model(doc, dir, &found);
-        put_findings(doc, &r, o->base != NULL, verdict);
+        put_findings(doc, &r, dir, o, verdict);
     }
-    for (size_t i = 0; i < 4; i++) mla_findings_free(&r.f[i]);
+    for (size_t i = 0; i < MLA_RF_N; i++) mla_findings_free(&r.f[i]);
     mla_manifest_free(&recorded);
     mla_manifest_free(&found);
     mla_json_free(json);

@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/par.h"
+#include "io/ckpt.h"
 #include "io/json.h"
 #include "io/receipt.h"
 #include "verify/stats.h"
@@ -13,6 +14,7 @@
 
 typedef struct {
     const char *base; /* NULL, or the base folder: compared with what the receipt says it was */
+    bool values;      /* decode every matrix and count values that are not finite (reads all weights) */
     mla_pool *pool;
     mla_log *log;
 } mla_receipts_opts;
@@ -22,14 +24,19 @@ typedef struct {
 MLA_CHECKED mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_opts *o, mla_verdict *verdict, mla_err *err);
 void mla_receipts_text(mla_str *out, const mla_jv *doc);
 
-/* One line of text, as a finding of check `gate` ("files", "config", "scales", "base"). */
+/* One line of text, as a finding of check `gate` ("files", "config", "scales", "weights", "base"). */
 typedef struct {
-    mla_findings f[4];
+    mla_findings f[5];
+    char unsupported[400]; /* why the model could not be opened at all: its claims were not judged; "" when it was */
 } mla_receipts_findings;
-enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_BASE };
-/* Config claims against tensors: opens the model, reads every factor, every KV scale; used beside a parsed receipt
- * (root; NULL when it could not be read). */
-void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_manifest *found, const mla_jv *root);
+enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_WEIGHTS, MLA_RF_BASE, MLA_RF_N };
+/* Config claims against tensors: opens the model, reads every factor, every KV scale, every scale of a quantized weight;
+ * used beside a parsed receipt (root; NULL when it could not be read). */
+void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_receipts_opts *o, const mla_manifest *found,
+                         const mla_jv *root);
+/* The quantization of config.json (root; NULL: none) against the stored parts, weight scales that are not finite, and
+ * with `values` weights that are not: one finding a matrix, in name order. */
+MLA_CHECKED mla_status mla_receipts_weights(mla_findings *f, const mla_ckpt *ck, const mla_jv *config, const mla_receipts_opts *o, mla_err *err);
 
 /* The digest that a receipt carries of itself: SHA-256 of its text with the 64 digits of "receipt_sha256" as zeros.
  * True when the key is absent or right; *present tells which. */

@@ -1,5 +1,5 @@
 /* Receipts: what config.json claims against what the tensors are. */
-#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "io/sha256.h"
@@ -93,13 +93,15 @@ static void check_scales(mla_findings *f, const mla_model *m)
     if (with && with < full && !c->kv_scheme) mla_findings_add(f, "%zu of %zu full-attention layers have KV scales: expected all or none", with, full);
 }
 
-void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_manifest *found, const mla_jv *root)
+void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_receipts_opts *o, const mla_manifest *found, const mla_jv *root)
 {
     mla_model *m = NULL;
     mla_err why = {0};
     mla_findings *f = &r->f[MLA_RF_CONFIG];
-    if (mla_model_open(&m, dir, &why) != MLA_OK) {
-        mla_findings_add(f, "%s", why.msg);
+    mla_status st = mla_model_open(&m, dir, &why);
+    if (st != MLA_OK) { /* what this toolkit does not know is no contradiction, and no proof either */
+        if (st == MLA_EUNSUPPORTED) (void)snprintf(r->unsupported, sizeof r->unsupported, "%.390s", why.msg);
+        else mla_findings_add(f, "%s", why.msg);
         return;
     }
     const mla_config *c = mla_model_config(m);
@@ -111,5 +113,9 @@ void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_ma
         mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");
     }
     check_scales(&r->f[MLA_RF_SCALES], m);
+    const mla_ckpt *ck = mla_model_ckpt(m);
+    const mla_json *json = mla_model_config_json(m);
+    if (ck && mla_receipts_weights(&r->f[MLA_RF_WEIGHTS], ck, json ? mla_json_root(json) : NULL, o, &why) != MLA_OK)
+        mla_findings_add(&r->f[MLA_RF_WEIGHTS], "%s", why.msg);
     mla_model_close(m);
 }

@@ -61,12 +61,14 @@ static void teardown(void)
     mla_free(dir);
 }
 
+static bool all_values;
+
 static mla_json *check(mla_verdict *v)
 {
     mla_err err = {0};
     mla_json *d;
     ck_ok(mla_json_new_object(&d, &err));
-    ck_ok(mla_receipts_check(mla_json_root(d), dir, &(mla_receipts_opts){0}, v, &err));
+    ck_ok(mla_receipts_check(mla_json_root(d), dir, &(mla_receipts_opts){.values = all_values}, v, &err));
     return d;
 }
 
@@ -137,6 +139,28 @@ START_TEST(flips_are_named)
     } F[] = {{"config.json", 700}, {"generation_config.json", 5}, {"model.safetensors", 15000000}, {"tokenizer.json", 77777}};
     flip(F[_i].name, F[_i].offset);
     expect(F[_i].name, 0);
+}
+END_TEST
+
+/* A NaN in the middle of the weights, under a receipt that vouches for it. */
+START_TEST(a_sealed_nan_is_found_when_asked)
+{
+    mla_err err = {0};
+    mla_verdict v;
+    char *p = path_of("model.safetensors"), *text;
+    size_t n;
+    ck_ok(mla_file_read(&text, &n, p, (size_t)1 << 28, &err));
+    text[n / 2 & ~(size_t)1] = (char)0xc0;
+    text[(n / 2 & ~(size_t)1) + 1] = 0x7f;
+    ck_ok(mla_file_write(p, text, n, &err));
+    seal();
+    mla_json *d = check(&v);
+    ck_assert_int_eq(v, MLA_PASS); /* values are not looked at unless asked */
+    mla_json_free(d);
+    all_values = true;
+    expect("1 values are not finite", 1);
+    mla_free(text);
+    mla_free(p);
 }
 END_TEST
 
@@ -227,6 +251,7 @@ Suite *suite_receipts(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, a_sealed_folder_passes);
     tcase_add_loop_test(t, flips_are_named, 0, 4);
+    tcase_add_test(t, a_sealed_nan_is_found_when_asked);
     tcase_add_test(t, missing_and_extra_are_named);
     tcase_add_test(t, a_config_that_disagrees_with_the_tensors);
     tcase_add_test(t, a_declared_cache_without_scales);
