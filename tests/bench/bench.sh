@@ -26,35 +26,35 @@ take() { p=$1; shift; "$@" 2>"$dir/stderr" | sed "s/^/$p/" >>"$res.new"; cat "$r
 # med KEY: the median of what was kept, empty when nothing was
 med() { awk -v k="$1" '$1 == k {print $2}' "$res" | sort -g | awk '{v[NR] = $1} END {if (NR) printf "%.9g", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2}'; }
 spread() { awk -v k="$1" '$1 == k {print $2}' "$res" | sort -g | awk '{v[NR] = $1} END {if (NR > 1 && v[1] > 0) printf "%.2f", v[NR] / v[1]; else printf "-"}'; }
-calc() { awk "BEGIN {printf \"%.9g\", $1}"; }
+calc() { awk "BEGIN {printf \"%.9g\", ($1)}"; }
 # row TEXT VALUE ge|le MIN AIM DETAIL: MIN or AIM may be "-"
 row() {
     awk -v t="$1" -v v="$2" -v c="$3" -v lo="$4" -v aim="$5" -v d="$6" 'BEGIN {
         ok = "info"; if (lo != "-") ok = (c == "ge" ? v >= lo : v <= lo) ? "reached" : "MISSED"
         if (aim != "-" && (c == "ge" ? v >= aim : v <= aim)) ok = (lo == "-" ? "" : "reached, ") "aim reached"; else if (lo == "-" && aim != "-") ok = "aim missed"
         sym = c == "ge" ? ">=" : "<="
-        printf "  %-58s %8.4g  %-8s %-8s %-22s %s\n", t, v, lo == "-" ? "-" : sym lo, aim == "-" ? "-" : sym aim, ok, d }'
+        printf "  %-70s %8.4g  %-8s %-8s %-22s %s\n", t, v, lo == "-" ? "-" : sym lo, aim == "-" ? "-" : sym aim, ok, d }'
 }
-head_row() { printf '  %-58s %8s  %-8s %-8s %-22s %s\n' "$1" value goal aim verdict detail; }
+head_row() { printf '  %-70s %8s  %-8s %-8s %-22s %s\n' "$1" value goal aim verdict detail; }
 
 fetch() { scripts/fetch-smollm2.sh "$dir" >"$dir/fetch.log" 2>&1 || { note "SmolLM2 cannot be fetched here ($(tail -n 1 "$dir/fetch.log")): its rows are left out"; return 1; }; }
 smollm2=0
 if want a || want c || want e; then fetch && smollm2=1; fi
 python=0
 if want a && [ $smollm2 = 1 ]; then
-    tests/bench/venv.sh "$venv" "$@" && python=1 || note "PyTorch and llama.cpp cannot be installed here: their rows are left out"
+    if tests/bench/venv.sh "$venv" "$@"; then python=1; else note "PyTorch and llama.cpp cannot be installed here: their rows are left out"; fi
 fi
 
 printf 'mla-toolkit benchmarks\n'
 "$build/bin/mla-retrofit" --version | sed 's/^/  /'
 note "CPU: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) CPUs online, $threads threads used by every engine; compiler: $(${CC:-gcc} --version | head -n 1)"
 note "load at start: $(cut -d' ' -f1-3 /proc/loadavg)$(awk '{if ($1 > 0.3) print " - OTHERS ARE USING THIS MACHINE: figures below are noise"}' /proc/loadavg); clock: ${MLA_BENCH_CLOCK:-wall}; $rounds rounds of $reps"
-[ "${BENCH_QUICK:-0}" = 1 ] && note "BENCH_QUICK: tiny sizes; the figures mean nothing"
+[ "${BENCH_QUICK:-0}" != 1 ] || note "BENCH_QUICK: tiny sizes; the figures mean nothing"
 
 section_a() {
     i=0
     while [ $i -lt "$rounds" ]; do
-        take '' "$bin/bench_runtime" "$gguf" "$corpus" "$dir/ids" "$threads" $prefill $decode "$reps" $sweep
+        take '' "$bin/bench_runtime" "$gguf" "$corpus" "$dir/ids" "$threads" $prefill $decode "$reps" $sweep || { note "bench_runtime failed: $(tail -n 1 "$dir/stderr")"; return 1; }
         if [ $python = 1 ]; then
             for p in f32 bf16; do take '' "$venv/bin/python" tests/bench/anchor_torch.py "$gguf" "$dir/ids" "$threads" $decode "$reps" $p || note "PyTorch $p failed: $(tail -n 1 "$dir/stderr")"; done
             take '' "$venv/bin/python" tests/bench/anchor_llama.py "$gguf" "$dir/ids" "$threads" $decode "$reps" || note "llama.cpp failed: $(tail -n 1 "$dir/stderr")"
@@ -74,7 +74,7 @@ section_a() {
     row "decode, fast (bf16): bytes/s of the read-only sweep" "$r16" ge 0.70 0.85 "$(med bf16_decode) tokens/s; sweep $(calc "$sw / 1e9") GB/s, $(calc "$(med bf16_bytes) / 1e6") MB a token"
     row "decode, reference (f32): bytes/s of the read-only sweep" "$r32" ge - - "$(med f32_decode) tokens/s"
     [ -z "$ld" ] || row "decode, fast (bf16) / llama.cpp Q4_1" "$(calc "$(med bf16_decode) / $ld")" ge - 1.0 "against $ld tokens/s"
-    [ -z "$t32" ] || row "decode, fast (bf16) / PyTorch bf16" "$(calc "$(med bf16_decode) / $(med torch_bf16_decode)")" ge - 1.0 "against $(med torch_bf16_decode) tokens/s; PyTorch f32 $(med torch_f32_decode)"
+    [ -z "$(med torch_bf16_decode)" ] || row "decode, fast (bf16) / PyTorch bf16" "$(calc "$(med bf16_decode) / $(med torch_bf16_decode)")" ge - 1.0 "against $(med torch_bf16_decode) tokens/s; PyTorch f32 $(med torch_f32_decode)"
     note "spread of rounds (largest / smallest): ours bf16 $(spread bf16_prefill) and $(spread bf16_decode), f32 $(spread f32_prefill) and $(spread f32_decode), PyTorch f32 $(spread torch_f32_prefill) and $(spread torch_f32_decode), llama.cpp $(spread llama_prefill) and $(spread llama_decode), sweep $(spread sweep)"
     note "greedy token after the prompt: ours $(med f32_next) (f32), $(med bf16_next) (bf16); PyTorch $(med torch_f32_next), $(med torch_bf16_next); llama.cpp $(med llama_next)"
     note "versions: PyTorch $(awk '$1 == "torch_version" {print $2; exit}' "$res"), $(awk '$1 == "llama_version" {print $2, $3; exit}' "$res")"
@@ -87,15 +87,16 @@ section_b() {
     while [ $i -lt "$((rounds * reps))" ]; do
         "$bin/child" "$dir/child" openssl dgst -sha256 -r "$dir/one" "$dir/two" >"$dir/digests"
         sed 's/^/openssl_/' "$dir/child" >>"$res"
-        take sha1_ "$bin/bench_sha256" 1 1 "$dir/one" "$dir/two"
-        take shaN_ "$bin/bench_sha256" "$threads" 1 "$dir/one" "$dir/two"
+        take sha1_ "$bin/bench_sha256" 1 1 "$dir/one" "$dir/two" && take shaN_ "$bin/bench_sha256" "$threads" 1 "$dir/one" "$dir/two" ||
+            { note "bench_sha256 failed: $(tail -n 1 "$dir/stderr")"; return 1; }
         i=$((i + 1))
     done
-    o=$(med openssl_seconds)
+    o=$(med "openssl_$([ "${MLA_BENCH_CLOCK:-wall}" = cpu ] && echo cpu || echo seconds)")
     head_row "(b) sha256 of two files of $sha_mib MiB, in the page cache"
     row "openssl dgst, both in turn / ours, $threads threads" "$(calc "$o / $(med shaN_seconds)")" ge 1.5 - "$(calc "2 * $sha_mib / 1024 / $o") GiB/s against $(calc "2 * $sha_mib / 1024 / $(med shaN_seconds)")"
     row "openssl dgst, both in turn / ours, 1 thread" "$(calc "$o / $(med sha1_seconds)")" ge 1.6 1.8 "$(calc "2 * $sha_mib / 1024 / $(med sha1_seconds)") GiB/s; $(openssl version | cut -d' ' -f1,2)"
-    [ "$(awk '$1 == "sha1_digest" {print $2; exit}' "$res")" = "$(cut -d' ' -f1 "$dir/digests" | head -n 1)" ] && note "digests agree" || note "DIGESTS DIFFER"
+    if [ "$(awk '$1 == "sha1_digest" {print $2; exit}' "$res")" = "$(cut -d' ' -f1 "$dir/digests" | head -n 1)" ]; then note "digests agree"
+    else note "DIGESTS DIFFER"; failed=1; fi
     rm -f "$dir/one" "$dir/two"
 }
 
@@ -118,7 +119,7 @@ section_c() {
 }
 
 section_d() {
-    take '' "$bin/bench_factor" $m $n $rank "$([ "$reps" -gt 2 ] && echo 2 || echo 1)"
+    take '' "$bin/bench_factor" $m $n $rank "$([ "$reps" -gt 2 ] && echo 2 || echo 1)" || { note "bench_factor failed: $(tail -n 1 "$dir/stderr")"; return 1; }
     ours=$(calc "$(med gram) + $(med eigh)")
     head_row "(d) factoring one layer ($m, $n) to rank $rank, one thread"
     row "dgesdd of the whitened matrix alone / eigenproblem route" "$(calc "$(med gesdd) / $ours")" ge - 1.7 "$(med gesdd) s against $(med gram) + $(med eigh) s (with its proof)"
@@ -145,6 +146,11 @@ section_e() {
     peak_inspect "tiny-hybrid" "$hybrid"
 }
 
-for s in $only; do "section_$s"; done
+for s in $only; do
+    case $s in [abcde]) ;; *) echo "bench: BENCH_ONLY has \"$s\", known are a b c d e" >&2; exit 2 ;; esac
+done
+[ $smollm2 = 1 ] || only=$(echo "$only" | sed 's/a//')
+for s in $only; do "section_$s" || failed=1; done
 note "load at end: $(cut -d' ' -f1-3 /proc/loadavg)"
 note "operations against register and bandwidth ceilings: make bench-backend"
+[ -z "${failed:-}" ] # a program that broke is a failure; a slow one is not

@@ -1,5 +1,5 @@
-/* Runs a command and reports its wall time and the largest resident size it reached, as the kernel counted it.
- * usage: child OUT_FILE COMMAND [ARGUMENTS...]   Writes "seconds S" and "kib N" to OUT_FILE; exits as the command did. */
+/* Runs a command and reports its wall time, its CPU time and the largest resident size it reached, as the kernel counted it.
+ * usage: child OUT_FILE COMMAND [ARGUMENTS...]   Writes "seconds S", "cpu S" and "kib N" to OUT_FILE; exits as the command did. */
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -31,7 +31,8 @@ int main(int argc, char **argv)
     struct rusage u;
     if (wait4(pid, &status, 0, &u) != pid) return 3;
     t = now() - t;
+    double cpu = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
     FILE *f = fopen(argv[1], "w");
-    if (!f || fprintf(f, "seconds %.9g\nkib %ld\n", t, u.ru_maxrss) < 0 || fclose(f) != 0) return 3;
+    if (!f || fprintf(f, "seconds %.9g\ncpu %.9g\nkib %ld\n", t, cpu, u.ru_maxrss) < 0 || fclose(f) != 0) return 3;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
