@@ -19,6 +19,8 @@ mla_backend *lab_open(mla_isa isa, size_t threads); /* NULL: this CPU lacks it *
 float *lab_normals(size_t n, uint64_t seed, double scale);
 float *lab_poisoned(size_t n);             /* all NaN */
 float *lab_copy(const float *x, size_t n);
+/* n floats that end at an inaccessible page, filled with normals; touching past the end kills the test. Never freed. */
+float *lab_guarded(size_t n, uint64_t seed);
 static inline mla_mem *dev(const void *p) { return (mla_mem *)(uintptr_t)p; }
 
 /* Bitwise comparison; prints the first difference. */
@@ -49,4 +51,5 @@ Suite *suite_attention(void);
 Suite *suite_gdn(void);
 Suite *suite_cache(void);
 Suite *suite_moments(void);
+Suite *suite_edges(void);
 #endif

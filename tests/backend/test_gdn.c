@@ -45,8 +45,9 @@ static void run(mla_backend *be, const gdn_data *d, float *state, float *o, size
     ck_ok(be->ops->gdn(be, &g, &err));
 }
 
-/* The update S <- alpha (I - beta k k') S + beta k v' never grows an error (its factor has norm <= 1), so errors add up
- * over tokens: each step contributes a few dot products of length dk over entries bounded by the largest |S| and |v|. */
+/* The update S <- alpha (I - beta k k') S + beta k v' never grows an error (its factor has norm <= 1), so the roundings
+ * of T steps add up like a sum of T terms. A step rounds every entry a few times and adds k_i times the error of a dot
+ * product of dk terms with |k| = 1: together about gamma(dk + 8) max|S|. Outputs are dots with |q| <= 1. */
 static void check_values(mla_backend *be, mla_isa isa)
 {
     (void)isa;
@@ -61,7 +62,7 @@ static void check_values(mla_backend *be, mla_isa isa)
             lab_gated_delta(&g, sw, want);
             run(be, &d, s, o, 0, d.T, chunk);
             for (size_t e = 0; e < ns; e++) top = fmax(top, fabs(sw[e]));
-            double tol = mla_gamma_prob(MLA_F32, (d.dk + 8) * (d.T + 1)) * fmax(top, 6) * sqrt((double)d.dk);
+            double tol = mla_gamma_prob(MLA_F32, (d.dk + 8) * (d.T + 1)) * fmax(top, 1);
             ck_assert(lab_close(chunk ? "gdn chunked" : "gdn", o, want, n, tol));
             ck_assert(lab_close("gdn state", s, sw, ns, tol));
             want[n / 2] += 10 * tol; /* negative control */
