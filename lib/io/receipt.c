@@ -264,3 +264,24 @@ void mla_findings_free(mla_findings *f)
     mla_str_free(&f->text);
     *f = (mla_findings){0};
 }
+
+mla_status mla_receipt_write_sealed(const char *path, mla_jv *obj, mla_err *err)
+{
+    static const char KEY[] = "\"receipt_sha256\": \"";
+    char hex[65];
+    unsigned char d[32];
+    mla_str text = MLA_STR_MAX((size_t)64 << 20);
+    memset(hex, '0', 64);
+    hex[64] = 0;
+    mla_status st = mla_jv_set_str(obj, "receipt_sha256", hex) ? mla_json_print(&text, obj, true, err) : mla_fail(err, MLA_ENOMEM, "receipt");
+    char *at = st == MLA_OK ? strstr(text.s, KEY) : NULL;
+    if (st == MLA_OK && !at) st = mla_fail(err, MLA_EINTERNAL, "receipt without a place for its digest");
+    if (st == MLA_OK) {
+        mla_sha256_bytes(text.s, text.len, d);
+        mla_hex(d, 32, hex);
+        memcpy(at + sizeof KEY - 1, hex, 64);
+        st = mla_file_write(path, text.s, text.len, err);
+    }
+    mla_str_free(&text);
+    return st;
+}

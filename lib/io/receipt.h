@@ -39,6 +39,10 @@ MLA_CHECKED mla_status mla_manifest_to_json(const mla_manifest *m, mla_jv *obj, 
 /* Refuses names that leave the folder, unsorted or duplicate names, and a root_digest that the files do not give. */
 MLA_CHECKED mla_status mla_manifest_from_json(mla_manifest *out, const mla_jv *obj, mla_err *err);
 
+/* Writes obj as a receipt, sealed: "receipt_sha256" is the sha256 of the whole text with those 64 digits as zeros, so that a
+ * flip anywhere in the receipt shows. Atomic. */
+MLA_CHECKED mla_status mla_receipt_write_sealed(const char *path, mla_jv *obj, mla_err *err);
+
 /* Differences between what is recorded and what is there: one line each, in name order. Starts as a zeroed struct. */
 typedef struct {
     mla_str text;             /* one finding a line: "config.json: sha256 expected ..., found ..." */

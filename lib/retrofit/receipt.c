@@ -50,7 +50,7 @@ mla_status mla_receipt_write(const char *dir, const mla_receipt_content *c, mla_
     if (st == MLA_OK) st = fill(mla_json_root(d), c, &m, err);
     if (st == MLA_OK) {
         mla_manifest_root(&m, root);
-        st = mla_json_write(path, mla_json_root(d), err);
+        st = mla_receipt_write_sealed(path, mla_json_root(d), err);
     }
     mla_json_free(d);
     mla_manifest_free(&m);

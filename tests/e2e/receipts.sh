@@ -44,10 +44,6 @@ for f in "$TMP/built"/*; do
     byte=$(od -An -tu1 -j "$at" -N 1 "$f" | tr -d ' ')
     # shellcheck disable=SC2059  # the format is the byte
     printf "\\$(printf %03o $(((byte + 16) % 256)))" | dd of="$TMP/bad/$name" bs=1 seek="$at" conv=notrunc 2>/dev/null
-    if [ "$name" = mla_receipt.json ]; then
-        rm -rf "$TMP/bad" # its free text is protected only where it carries its own digest
-        continue
-    fi
     damaged "a flip in $name" "$name"
 done
 copy
