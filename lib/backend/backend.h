@@ -8,6 +8,9 @@
  * Activations are f32, row-major, rows `ld` elements apart. Everything else is computed in fp32 with fp64 where a
  * comment says so. Attention walks the keys in page order from position 0 for each query on its own: a query's result
  * does not depend on how the prompt was cut into chunks.
+ * On the CPU all other f32 ops, attention, delta net and fp64 moments included, also give the same bits in every ISA
+ * variant, for any thread count, and (attention, recurrent delta net, convolution) for any cut into calls; only bf16
+ * linear layers differ between variants with and without bf16 products.
  *
  * Letters: T tokens, D hidden, H query heads, G KV heads, d head dim, r latent rank, S cached tokens, V vocabulary.
  * An operation returns a status; on a device with streams it may only be queued (mla_be_sync waits).
