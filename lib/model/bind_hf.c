@@ -28,7 +28,7 @@ static mla_status check_tensor(const mla_model *m, const mla_wrow *row, const ml
     if (row->out == MLA_D_ONE) shape[0] = in, nd = 1;
     if (row->conv) shape[1] = 1, shape[2] = in, nd = 3;
     if (!is_float(t->dtype))
-        return mla_fail(err, MLA_EUNSUPPORTED, "%s: expected BF16, F16 or F32 %s, found %s in %s: quantized weights are not supported yet",
+        return mla_fail(err, MLA_EUNSUPPORTED, "%s: expected BF16, F16 or F32 %s, found %s in %s: only matrices of linear layers are read quantized",
                         t->name, mla_shape_text(shape, nd, want, sizeof want), mla_tensor_text(t, found, sizeof found), mla_shard_of(m, t));
     if (!mla_shape_is(t, nd, shape))
         return mla_fail(err, MLA_EFORMAT, "%s: expected %s %s, found %s in %s", t->name, mla_dtype_name(t->dtype),
@@ -36,19 +36,38 @@ static mla_status check_tensor(const mla_model *m, const mla_wrow *row, const ml
     return MLA_OK;
 }
 
+/* Formats quantize the matrices of linear layers; embeddings, norms, convolutions and vectors are plain. */
+static bool is_linear(const mla_wrow *row)
+{
+    return row->out != MLA_D_ONE && !row->conv && row->kind != MLA_W_EMBED && mla_ends_with(row->hf, ".weight");
+}
+
+/* True when the matrix must be looked up as a module: it is stored in codes, or the config has a say in it. */
+static bool as_module(const mla_model *m, const mla_wrow *row, const char *name, const mla_tensor *t)
+{
+    if (!is_linear(row)) return false;
+    return t ? !is_float(t->dtype) || mla_qconfig_method(m->qcfg) != MLA_QM_NONE : mla_stored_quantized(m, name);
+}
+
 static mla_status bind_row(mla_model *m, const mla_wrow *row, size_t layer, mla_str *name, mla_err *err)
 {
-    const mla_tensor *t;
+    const mla_config *c = &m->cfg;
     mla_name_hf(name, row, m->prefix, layer);
     if (!mla_str_ok(name)) return mla_fail(err, MLA_ENOMEM, "tensor name");
+    mla_binding b = {.row = row, .out = mla_dim_size(c, row->out), .in = mla_dim_size(c, row->in)};
+    b.view = row->hf_view;
+    b.xform = row->norm && c->norm_plus_one ? MLA_X_PLUS_ONE : MLA_X_NONE;
+    const mla_tensor *t = mla_ckpt_find(m->ckpt, mla_str_c(name));
+    if (as_module(m, row, mla_str_c(name), t)) {
+        mla_status st = mla_bind_quantized(m, mla_str_c(name), mla_dim_size(c, row->stored_out ? row->stored_out : row->out), b.in, &b.q, err);
+        if (st == MLA_OK && b.q.ops->layout == MLA_QL_DENSE) st = check_tensor(m, row, t, err);
+        return st == MLA_OK ? mla_bind_add(m, &b, layer, err) : st;
+    }
     mla_status st = mla_ckpt_need(m->ckpt, mla_str_c(name), &t, err);
     if (st == MLA_OK) st = check_tensor(m, row, t, err);
     if (st != MLA_OK) return st;
     mla_tensor flat = *t;
     if (row->conv) flat.ndim = 2, flat.shape[1] = flat.shape[2]; /* [C, 1, K] -> [C, K] */
-    mla_binding b = {.row = row, .out = mla_dim_size(&m->cfg, row->out), .in = mla_dim_size(&m->cfg, row->in)};
-    b.view = row->hf_view;
-    b.xform = row->norm && m->cfg.norm_plus_one ? MLA_X_PLUS_ONE : MLA_X_NONE;
     st = mla_qmat_dense(&b.q, &flat, err);
     if (st == MLA_OK) st = mla_bind_add(m, &b, layer, err);
     return st == MLA_OK ? mla_claim(m, t->name, err) : st;
@@ -116,9 +135,14 @@ static mla_status refuse_surplus(mla_model *m, mla_err *err)
     return MLA_OK;
 }
 
-/* A tied model may store its output matrix all the same: its shape must be right; the embedding is what counts. */
+/* A tied model may store its output matrix all the same. Plain, its shape must be right and the embedding is what counts;
+ * quantized, it is the matrix that the format's loaders use, the embedding staying plain for look-ups. */
 static mla_status tied_head(mla_model *m, mla_err *err)
 {
+    if (m->cfg.tied && mla_stored_quantized(m, "lm_head.weight")) {
+        m->cfg.tied = false;
+        return mla_model_note(m, err, "the embeddings are tied, but lm_head is stored quantized: used as stored");
+    }
     const mla_tensor *t = m->cfg.tied ? mla_ckpt_find(m->ckpt, "lm_head.weight") : NULL;
     if (!t) return MLA_OK;
     mla_wrow row = {.out = MLA_D_VOCAB, .in = MLA_D_HIDDEN};
@@ -130,7 +154,8 @@ static mla_status tied_head(mla_model *m, mla_err *err)
 mla_status mla_bind_hf(mla_model *m, mla_err *err)
 {
     mla_str name = MLA_STR_MAX(512);
-    mla_status st = find_prefix(m, err);
+    mla_status st = mla_bind_check_quant(m, err);
+    if (st == MLA_OK) st = find_prefix(m, err);
     if (st == MLA_OK) st = settle_mtp(m, err);
     if (st == MLA_OK) st = mla_map_new(&m->claimed, err);
     if (st == MLA_OK) st = tied_head(m, err);

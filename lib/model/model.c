@@ -65,7 +65,7 @@ static mla_status open_folder(mla_model *m, mla_err *err)
     if (st == MLA_OK && (st = mla_config_from_json(&m->cfg, mla_json_root(m->json), err)) != MLA_OK) st = mla_wrap(err, "%s", path);
     mla_free(path);
     if (st == MLA_OK) st = add_generation_eos(m, m->path, err);
-    return st;
+    return st == MLA_OK ? mla_bind_read_quant(m, err) : st;
 }
 
 /* What the rest of the toolkit cannot run yet, by name, before any tensor is looked at. */
@@ -75,8 +75,6 @@ static mla_status refuse_unsupported(const mla_model *m, mla_err *err)
     if (c->experts)
         return mla_fail(err, MLA_EUNSUPPORTED, "%s: %s: mixture-of-experts layers (%zu experts) are not supported yet", m->path,
                         c->architecture, c->experts);
-    if (c->weights_quantized)
-        return mla_fail(err, MLA_EUNSUPPORTED, "%s: quantization method %s is not supported yet", m->path, c->quant_method);
     if (c->sliding_window)
         return mla_fail(err, MLA_EUNSUPPORTED, "%s: sliding attention (a window of %zu tokens in a context of %zu) is not supported", m->path,
                         c->sliding_window, c->max_pos);
@@ -87,7 +85,8 @@ static mla_status new_slots(mla_model *m, mla_err *err)
 {
     m->slot = mla_alloc(1 + m->cfg.layers + m->cfg.mtp_layers, MLA_W_N, sizeof *m->slot);
     m->scale = mla_alloc(m->cfg.layers + m->cfg.mtp_layers, 1, sizeof *m->scale);
-    return m->slot && m->scale ? MLA_OK : mla_fail(err, MLA_ENOMEM, "%s: %zu layers", m->path, m->cfg.layers);
+    if (!m->slot || !m->scale) return mla_fail(err, MLA_ENOMEM, "%s: %zu layers", m->path, m->cfg.layers);
+    return mla_row_cache_new(&m->rows, err);
 }
 
 mla_status mla_model_open(mla_model **out, const char *path, mla_err *err)
@@ -131,6 +130,9 @@ void mla_model_close(mla_model *m)
     mla_ckpt_close(m->ckpt);
     mla_gguf_close(m->gguf);
     mla_json_free(m->json);
+    mla_json_free(m->hf_quant);
+    mla_qconfig_free(m->qcfg);
+    mla_row_cache_free(m->rows);
     mla_free(m->path);
     mla_free(m);
 }

@@ -53,12 +53,14 @@ typedef struct {
 /* `layer` counts from 0; kinds that stand once per model ignore it. MLA_W_LM_HEAD of a tied model is MLA_W_EMBED. */
 bool mla_model_has(const mla_model *m, mla_wkind k, size_t layer);
 MLA_CHECKED mla_status mla_model_mat(const mla_model *m, mla_wkind k, size_t layer, mla_mat *out, mla_err *err);
-/* Rows [row0, row0+n) as f32 (n, in). Non-finite values are refused with tensor name and index (logical row, column).
+/* Rows [row0, row0+n) as f32 (n, in), decoded from whatever format is stored; any chunking is efficient (formats that
+ * decode in blocks of rows keep the last few blocks). Non-finite values are refused with tensor name and index (logical row, column).
  * Safe from several threads at once. */
 MLA_CHECKED mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla_err *err);
 /* A whole vector kind (1 row), length checked; caller frees with mla_free. */
 MLA_CHECKED mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err);
-/* Stored name of a kind ("model.layers.3.self_attn.k_proj.weight", GGUF: "blk.3.attn_k.weight"). */
+/* Stored name of a kind ("model.layers.3.self_attn.k_proj.weight", GGUF: "blk.3.attn_k.weight"); of a quantized matrix,
+ * the tensor with its codes ("...k_proj.qweight"). */
 MLA_CHECKED mla_status mla_model_name(const mla_model *m, mla_wkind k, size_t layer, mla_str *out, mla_err *err);
 
 /* Factors of full-attention layer `layer` of a retrofit (config().mla.layout != NONE). Caller frees. */

@@ -63,15 +63,15 @@ mla_status mla_model_mat(const mla_model *m, mla_wkind k, size_t layer, mla_mat 
 }
 
 /* Decodes logical rows: runs of rows that are stored consecutively go in one call. */
-static mla_status gather_rows(const mla_config *c, const mla_binding *b, size_t row0, size_t n, float *dst, mla_err *err)
+static mla_status gather_rows(const mla_model *m, const mla_binding *b, size_t row0, size_t n, float *dst, mla_err *err)
 {
     mla_view v = b->out == 1 || mla_view_cols(b->view) ? MLA_V_PLAIN : b->view;
     mla_status st = MLA_OK;
     for (size_t i = 0; i < n && st == MLA_OK;) {
-        size_t src = mla_view_src(c, v, row0 + i), run = 1;
+        size_t src = mla_view_src(&m->cfg, v, row0 + i), run = 1;
         if (v == MLA_V_PLAIN) run = n;
-        while (i + run < n && mla_view_src(c, v, row0 + i + run) == src + run) run++;
-        st = mla_qmat_rows_f32(&b->q, src, run, dst + i * b->in, err);
+        while (i + run < n && mla_view_src(&m->cfg, v, row0 + i + run) == src + run) run++;
+        st = mla_row_cache_rows(m->rows, &b->q, src, run, dst + i * b->in, err);
         i += run;
     }
     return st;
@@ -113,7 +113,7 @@ mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla
     if (row0 > b->out || n > b->out - row0)
         return mla_fail(err, MLA_EINVAL, "%s: %zu rows from %zu asked, the matrix has %zu", b->q.name, n, row0, b->out);
     const mla_config *c = &w->model->cfg;
-    mla_status st = gather_rows(c, b, row0, n, dst, err);
+    mla_status st = gather_rows(w->model, b, row0, n, dst, err);
     if (st == MLA_OK) st = permute_cols(c, b, n, dst, err);
     return st == MLA_OK ? transform(b, row0, n, dst, err) : st;
 }

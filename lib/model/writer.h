@@ -38,7 +38,8 @@ MLA_CHECKED mla_status mla_writer_index(const mla_model *base, const char *out, 
 
 /* The output's config.json as a new document: the base's own (a GGUF base: made from its metadata), with
  * architectures[0] and the "mla" block (docs/format-factors.md) of retrofit `r` set; r == NULL keeps the architecture.
- * Caller edits (receipt digest, KV scheme), writes with mla_json_write and frees. Ranks outside the model, a base that is
+ * The quantization config of a quantized base stays, and names the factor modules of r among those left plain, in its
+ * method's own spelling (ignore, modules_to_not_convert, exclude_modules, dynamic, extra_config). Caller edits (receipt digest, KV scheme), writes with mla_json_write and frees. Ranks outside the model, a base that is
  * a retrofit already, or a GGUF rope that config.json cannot express are refused. */
 MLA_CHECKED mla_status mla_writer_config(mla_json **doc, const mla_model *base, const mla_retrofit_config *r, const mla_writer_opts *opts,
                                          mla_err *err);

@@ -73,6 +73,7 @@ static mla_status retrofit(mla_json *doc, const mla_model *base, const mla_retro
     st = name ? set_arch(doc, name, err) : mla_fail(err, MLA_EUNSUPPORTED, "architecture %s has no retrofit", arch);
     mla_free(name);
     drop_kv_scheme(doc, c);
+    if (st == MLA_OK) st = mla_writer_extend_quant(doc, base, r, err);
     return st == MLA_OK ? set_block(mla_writer_text_config(doc), c, r, err) : st;
 }
 
@@ -90,6 +91,7 @@ mla_status mla_writer_config(mla_json **doc, const mla_model *base, const mla_re
     *doc = NULL;
     mla_status st = mla_model_config_json(base) ? copy_of(doc, mla_model_config_json(base), err)
                                                 : mla_writer_gguf_config(doc, base, opts ? opts : &none, err);
+    if (st == MLA_OK) st = mla_writer_adopt_quant(*doc, base, err);
     if (st == MLA_OK && r) st = retrofit(*doc, base, r, err);
     if (st != MLA_OK) {
         mla_json_free(*doc);

@@ -13,4 +13,8 @@ mla_status mla_writer_json(const char *out, const char *name, const mla_jv *v, m
 mla_status mla_writer_gguf_weights(const mla_model *base, const char *out, const mla_writer_opts *opts, mla_err *err);  /* writer_gguf.c */
 mla_status mla_writer_gguf_config(mla_json **doc, const mla_model *base, const mla_writer_opts *opts, mla_err *err);    /* writer_config.c */
 mla_status mla_writer_gguf_tokenizer(const mla_model *base, const char *out, size_t *files, mla_err *err);              /* writer_tok.c */
+/* writer_quant.c: the base's hf_quant_config.json as a quantization_config, where config.json had none; and the factors
+ * of retrofit r named as plain modules in the way of the base's method. */
+mla_status mla_writer_adopt_quant(mla_json *doc, const mla_model *base, mla_err *err);
+mla_status mla_writer_extend_quant(mla_json *doc, const mla_model *base, const mla_retrofit_config *r, mla_err *err);
 #endif

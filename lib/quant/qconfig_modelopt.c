@@ -66,6 +66,7 @@ mla_status mla_qread_modelopt(mla_qconfig *c, const mla_jv *v, mla_err *err)
     c->rest = MLA_QREST_PLAIN;
     const mla_jv *groups = mla_jv_get(v, "config_groups");
     if (name && !strcmp(name, "MIXED_PRECISION")) return read_layers(c, mla_jv_get(v, "quantized_layers"), err);
+    if (name && !strcmp(name, "NO_QUANT")) return MLA_OK; /* only the KV cache is quantized */
     if (name) { /* groups say the same again; quant_algo is what loaders go by */
         c->rest = MLA_QREST_ALL;
         return algo(&c->base, name, v, err);

@@ -214,6 +214,7 @@ static void b_missing_embed(made *f) { bset_drop(&f->s, "model.embed_tokens.weig
 static void b_shape(made *f) { bset_drop(&f->s, "model.layers.0.self_attn.k_proj.weight"), bset_add(&f->s, 60, 64, 0, "model.layers.0.self_attn.k_proj.weight"); }
 static void b_rank(made *f) { bset_drop(&f->s, "model.norm.weight"), bset_add(&f->s, 1, 64, 0, "model.norm.weight"); }
 static void b_dtype(made *f) { bset_find(&f->s, "model.layers.0.self_attn.k_proj.weight")->dtype = MLA_F8_E4M3; }
+static void b_norm_dtype(made *f) { bset_find(&f->s, "model.norm.weight")->dtype = MLA_F8_E4M3; }
 static void b_surplus(made *f) { bset_add(&f->s, 4, 4, 0, "model.layers.0.self_attn.g_proj.weight"); }
 static void b_layer(made *f) { bset_add(&f->s, 64, 0, 0, "model.layers.2.input_layernorm.weight"); }
 static void b_nan(made *f) { bset_find(&f->s, "model.layers.1.mlp.up_proj.weight")->v[65] = NAN; }
@@ -231,7 +232,8 @@ START_TEST(defects_are_named)
         {b_missing_embed, MLA_EFORMAT, "model.embed_tokens.weight"},
         {b_shape, MLA_EFORMAT, "model.layers.0.self_attn.k_proj.weight: expected BF16 [64, 64], found BF16 [60, 64] in model.safetensors"},
         {b_rank, MLA_EFORMAT, "model.norm.weight: expected BF16 [64], found BF16 [1, 64] in model.safetensors"},
-        {b_dtype, MLA_EUNSUPPORTED, "model.layers.0.self_attn.k_proj.weight: expected BF16, F16 or F32 [64, 64], found F8_E4M3 [64, 64]"},
+        {b_dtype, MLA_EFORMAT, "model.layers.0.self_attn.k_proj: stored as FP8, but config.json without quantization_config keeps it plain"},
+        {b_norm_dtype, MLA_EUNSUPPORTED, "model.norm.weight: expected BF16, F16 or F32 [64], found F8_E4M3 [64] in model.safetensors: only matrices of linear layers"},
         {b_surplus, MLA_EFORMAT, "model.layers.0.self_attn.g_proj.weight: not expected in LlamaForCausalLM of 2 layers, found BF16 [4, 4] in model.safetensors"},
         {b_layer, MLA_EFORMAT, "model.layers.2.input_layernorm.weight: not expected in LlamaForCausalLM of 2 layers"},
         {b_twice, MLA_EFORMAT, "two text models in one folder"},
@@ -293,7 +295,7 @@ START_TEST(what_cannot_run_is_refused_by_name)
     }
     put_text(dir, "config.json", "{\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":9,\"hidden_size\":8,\"intermediate_size\":8,"
                                  "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4}}");
-    ck_refused(mla_model_open(&m, dir, &err), MLA_EUNSUPPORTED, "quantization method awq is not supported yet");
+    ck_refused(mla_model_open(&m, dir, &err), MLA_EUNSUPPORTED, "config.json: quantization_config of awq: version \"\", only gemm is read here");
     put_text(dir, "config.json", "{\"architectures\":[\"Qwen4ExpForConditionalGeneration\"],\"model_type\":\"qwen4_exp\"}");
     ck_refused(mla_model_open(&m, dir, &err), MLA_EUNSUPPORTED, "config.json: architecture Qwen4ExpForConditionalGeneration (model_type qwen4_exp)");
     put_text(dir, "config.json", "{\"architectures\":");
