@@ -50,11 +50,11 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const uint32_t lo = at + rowa * 128 + (((half * 4 + c) ^ sw) << 4);
-                    qk_fp8_row<N, 4>(s, a, lo, lo + 8 * 128, q + (2 * box + half) * N * 128, jj == 0 && half == 0);
+                    qk_fp8_row<N, 4>(s, a, lo, lo + 8 * 128, wgmma_lo(q) + (((2 * box + half) * N * 128) >> 4), jj == 0 && half == 0);
                 }
             } else {
                 wgmma_fence();
-                qk_bf16<N, 4>(s, at, q + box * N * 128);
+                qk_bf16<N, 4>(s, wgmma_lo(at), wgmma_lo(q) + ((box * N * 128) >> 4));
                 if (DROP && 2 * jj < DROP) {
                     wgmma_commit();
                     wgmma_wait<0>();
@@ -70,10 +70,10 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
             wait_full(r);
             if constexpr (FP8) {
                 const uint32_t lo = slot_addr(r) + rowa * 64 + c * 16 + wg * 8;
-                qk_fp8_row<N, 2>(s, a, lo, lo + 8 * 64, q, false);
+                qk_fp8_row<N, 2>(s, a, lo, lo + 8 * 64, wgmma_lo(q), false);
             } else {
                 wgmma_fence();
-                qk_bf16<N, 2>(s, slot_addr(r) + wg * 64, q);
+                qk_bf16<N, 2>(s, wgmma_lo(slot_addr(r) + wg * 64), wgmma_lo(q));
             }
         }
         if (!FP8) wgmma_commit();
@@ -90,7 +90,7 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
 
     __device__ __forceinline__ void pv_box(int jj, RingPos r)
     {
-        const uint32_t at = slot_addr(r), p = base + sm.p;
+        const uint32_t at = slot_addr(r), p = wgmma_lo(base + sm.p);
         if constexpr (FP8) {
             uint32_t a[2][2][4];
             const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
@@ -105,14 +105,14 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
                 if (ks > 1) wgmma_wait<1>();
                 pv_frags(a[ks & 1], v);
                 wgmma_fence();
-                Wgmma<N>::template rs<true>(acc[2 * jj], a[ks & 1][0], wgmma_desc(p + ks * 32));
-                Wgmma<N>::template rs<true>(acc[2 * jj + 1], a[ks & 1][1], wgmma_desc(p + ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * jj], a[ks & 1][0], wgmma_at(p, ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * jj + 1], a[ks & 1][1], wgmma_at(p, ks * 32));
                 wgmma_commit();
             }
         } else {
 #pragma unroll
             for (int ks = 0; ks < 4; ks++)
-                Wgmma<N>::template ss<false, 1>(acc[jj], wgmma_desc(at + ks * 2048), wgmma_desc(p + ks * 32));
+                Wgmma<N>::template ss<false, 1>(acc[jj], wgmma_at(wgmma_lo(at), ks * 2048), wgmma_at(p, ks * 32));
             wgmma_commit();
         }
     }

@@ -220,11 +220,11 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     }
 }
 
-/* S += the box's keys times q over STEPS k-steps of 16. bf16 box: 64 latents. */
+/* S += the box's keys times q over STEPS k-steps of 16; box and q: descriptor low words. bf16 box: 64 latents. */
 template <int N, int STEPS> static __device__ __forceinline__ void qk_bf16(float (&s)[N / 2], uint32_t box, uint32_t q)
 {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) Wgmma<N>::template ss<false, 0>(s, wgmma_desc(box + k * 32), wgmma_desc(q + k * 32));
+    for (int k = 0; k < STEPS; k++) Wgmma<N>::template ss<false, 0>(s, wgmma_at(box, k * 32), wgmma_at(q, k * 32));
 }
 
 /* S += two token rows' raw bytes times q over STEPS k-steps: word k of a thread's 4 STEPS bytes feeds k-step k. Fragments
@@ -255,7 +255,7 @@ static __device__ __forceinline__ void qk_fp8_row(float (&s)[N / 2], uint32_t (&
         if (first && b == 0) wgmma_pin(s);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 2; i++) Wgmma<N>::template rs<true>(s, a[b][i], wgmma_desc(q + (2 * b + i) * 32));
+        for (int i = 0; i < 2; i++) Wgmma<N>::template rs<true>(s, a[b][i], wgmma_at(q, (2 * b + i) * 32));
         wgmma_commit();
     }
 }

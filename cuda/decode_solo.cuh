@@ -46,7 +46,12 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     {
         if (!SPLIT) mbar_arrive_if(order_bar(wg + 1 == NW ? 0 : wg + 1), t == 0 && !last);
     }
-    __device__ __forceinline__ uint32_t q_addr(int box) const { return base + sm.q + (box * NT + (SPLIT ? wg * N : 0)) * 128; }
+    /* Descriptor low words of this warpgroup's queries, box by box, and of its P. */
+    __device__ __forceinline__ uint32_t q_box(int box) const
+    {
+        return wgmma_lo(base + sm.q + (SPLIT ? wg * N * 128 : 0)) + (uint32_t)((box * NT * 128) >> 4);
+    }
+    __device__ __forceinline__ uint32_t p_box() const { return wgmma_lo(p_addr()); }
     __device__ __forceinline__ uint32_t p_addr() const { return base + sm.p + wg * N * 128; }
 
     __device__ __forceinline__ void qk_fp8(float (&s)[N / 2])
@@ -59,7 +64,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const RingPos r = pos.at(rope ? NB + h - LAT / 64 : h >> 1, d.slots);
             const uint32_t at = slot_addr(r);
             const uint32_t lo = rope ? at + row * 64 + c * 16 : at + row * 128 + ((((h & 1) * 4 + c) ^ sw) << 4);
-            qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_addr(h), h == 0);
+            qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_box(h), h == 0);
         }
         wgmma_wait<0>();
         wgmma_pin(s);
@@ -73,7 +78,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const RingPos r = pos.at(h, d.slots);
             if (h == 0) wgmma_pin(s);
             if (h == 0) wgmma_fence();
-            qk_bf16<N, 4>(s, slot_addr(r), q_addr(h));
+            qk_bf16<N, 4>(s, wgmma_lo(slot_addr(r)), q_box(h));
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -106,7 +111,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     __device__ __forceinline__ void pv_fp8()
     {
         uint32_t a[2][2][4], v[2][4];
-        const uint32_t p = p_addr();
 #pragma unroll
         for (int i = 0; i < NB; i++) {
             const RingPos r = pos.at(i, d.slots);
@@ -122,8 +126,8 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
 #pragma unroll
                     for (int j = 0; j < TILES; j++) wgmma_pin(acc[j]);
                 wgmma_fence();
-                Wgmma<N>::template rs<true>(acc[2 * i], a[ks & 1][0], wgmma_desc(p + ks * 32));
-                Wgmma<N>::template rs<true>(acc[2 * i + 1], a[ks & 1][1], wgmma_desc(p + ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * i], a[ks & 1][0], wgmma_at(p_box(), ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * i + 1], a[ks & 1][1], wgmma_at(p_box(), ks * 32));
                 wgmma_commit();
             }
             release(r); /* its bytes are in registers */
@@ -132,7 +136,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     }
     __device__ __forceinline__ void pv_bf16()
     {
-        const uint32_t p = p_addr();
 #pragma unroll
         for (int j = 0; j < TILES; j++) wgmma_pin(acc[j]);
         wgmma_fence();
@@ -141,7 +144,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const RingPos r = pos.at(i, d.slots);
 #pragma unroll
             for (int ks = 0; ks < 4; ks++)
-                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_desc(slot_addr(r) + ks * 2048), wgmma_desc(p + ks * 32));
+                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at(wgmma_lo(slot_addr(r)), ks * 2048), wgmma_at(p_box(), ks * 32));
             wgmma_commit();
             if (i) {
                 wgmma_wait<1>();
@@ -174,6 +177,28 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
         bar_sync(BAR_WG + wg, 128);
     }
 
+    static constexpr float SLACK = 8.f; /* exponents: P stays below 256 */
+    /* m becomes the maximum over all tokens so far; O and l follow. v: this thread's largest logit per column. */
+    __device__ __forceinline__ void move_max(const float (&v)[NC])
+    {
+        column_reduce<true>(v);
+        const float4 *red = (const float4 *)(smem + sm.red) + wg * N;
+        float alpha[NC];
+#pragma unroll
+        for (int i = 0; i < NC; i++) {
+            const float4 x = red[(4 * (i >> 1) + c) * 2], y = red[(4 * (i >> 1) + c) * 2 + 1];
+            const float mx = i & 1 ? fmaxf(fmaxf(m[i], fmaxf(x.y, x.w)), fmaxf(y.y, y.w))
+                                   : fmaxf(fmaxf(m[i], fmaxf(x.x, x.z)), fmaxf(y.x, y.z));
+            alpha[i] = exp2_fast(m[i] - (mx == -CUDART_INF_F ? 0.f : mx));
+            l[i] *= alpha[i];
+            m[i] = mx;
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) acc[i][j] *= alpha[2 * (j / 4) + (j & 1)];
+    }
+
     __device__ __forceinline__ void softmax(float (&s)[N / 2], int blk, int len, int min_limit)
     {
         const float2 *sc = (const float2 *)(smem + sm.colscale) + (SPLIT ? wg * N / 2 : 0);
@@ -196,28 +221,21 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             }
             if (len - blk * 64 < 64) zero_tail(len - blk * 64);
         }
+        /* The running maximum only has to keep exp2 in range: it moves when some logit passes it by 2^SLACK. */
+        bool beyond = false;
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) v[2 * j] = fmaxf(s[4 * j], s[4 * j + 2]), v[2 * j + 1] = fmaxf(s[4 * j + 1], s[4 * j + 3]);
-        column_reduce<true>(v);
-        const float4 *red = (const float4 *)(smem + sm.red) + wg * N;
-        float4 r[N / 8][2];
-        float alpha[NC];
-        bool moved = false;
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) r[j][0] = red[(4 * j + c) * 2], r[j][1] = red[(4 * j + c) * 2 + 1];
+        for (int j = 0; j < N / 8; j++) {
+            v[2 * j] = fmaxf(s[4 * j], s[4 * j + 2]), v[2 * j + 1] = fmaxf(s[4 * j + 1], s[4 * j + 3]);
+            beyond |= v[2 * j] > m[2 * j] + SLACK || v[2 * j + 1] > m[2 * j + 1] + SLACK;
+        }
+        if (bar_any(BAR_WG + wg, 128, beyond)) move_max(v);
 #pragma unroll
         for (int i = 0; i < NC; i++) {
-            const float4 x = r[i >> 1][0], y = r[i >> 1][1];
-            const float mx = i & 1 ? fmaxf(fmaxf(m[i], fmaxf(x.y, x.w)), fmaxf(y.y, y.w))
-                                   : fmaxf(fmaxf(m[i], fmaxf(x.x, x.z)), fmaxf(y.x, y.z));
-            const float use = mx == -CUDART_INF_F ? 0.f : mx;
-            alpha[i] = exp2_fast(m[i] - use);
-            moved |= mx != m[i];
-            m[i] = mx;
+            const float use = m[i] == -CUDART_INF_F ? 0.f : m[i];
             const int k = 4 * (i >> 1) + (i & 1);
             s[k] = exp2_fast(s[k] - use);
             s[k + 2] = exp2_fast(s[k + 2] - use);
-            l[i] = l[i] * alpha[i] + (s[k] + s[k + 2]);
+            l[i] += s[k] + s[k + 2];
         }
         /* two 8 x 8 blocks a column group: tokens 16w + 0..7 and + 8..15; lanes 0-7 and 8-15 address their columns */
         const int r8 = lane & 7, hi = (lane >> 3) & 1;
@@ -227,11 +245,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             stmatrix_trans2(row + 8 * j * 128, pack2<FP8>(s[4 * j], s[4 * j + 1]), pack2<FP8>(s[4 * j + 2], s[4 * j + 3]));
         fence_async_smem();
         bar_sync(BAR_WG + wg, 128);
-        if (__any_sync(~0u, moved))
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-#pragma unroll
-                for (int j = 0; j < N / 2; j++) acc[i][j] *= alpha[2 * (j / 4) + (j & 1)];
     }
 
     __device__ __forceinline__ void page(int blk, int len, int min_limit, bool first, bool last)

@@ -33,6 +33,16 @@ static __device__ __forceinline__ void bar_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/* A barrier that also tells every thread whether any of them said yes. */
+static __device__ __forceinline__ bool bar_any(int id, int threads, bool yes)
+{
+    uint32_t r;
+    asm volatile("{.reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q;}"
+                 : "=r"(r)
+                 : "r"(id), "r"(threads), "r"((uint32_t)yes)
+                 : "memory");
+    return r != 0;
+}
 static __device__ __forceinline__ void fence_async_smem(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -95,10 +105,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-/* 128-byte swizzled operand whose 8-row groups are 1024 bytes apart: K-major, or M-major with 64 columns. */
-static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr)
+/* Descriptor of a 128-byte swizzled operand whose 8-row groups are 1024 bytes apart: K-major, or M-major with 64 columns.
+ * Its low word moves with the address (16 bytes a step), so a tile's low word is made once and offsets are added. */
+static __device__ __forceinline__ uint32_t wgmma_lo(uint32_t addr) { return ((addr & 0x3ffffu) >> 4) | (1u << 16); }
+static __device__ __forceinline__ uint64_t wgmma_at(uint32_t lo, uint32_t bytes)
 {
-    return (uint64_t)((addr & 0x3ffffu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+    return (uint64_t)(lo + (bytes >> 4)) | (0x40000040ull << 32);
 }
 /* Stores the 8x8 16-bit matrix held across the warp transposed; lanes 0-7 give the addresses of its 8 columns. */
 static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)

@@ -33,10 +33,15 @@ $(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h) $(BUILD)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda -o $@ $(filter %.cu %.a %.o,$^) $(CUDA_LIBS) -lpthread
 
+# The programs with the CUDA backend linked in.
+$(BUILD)/cuda-bin/%: $(BUILD)/obj/cmd/%.o $(CMD_COMMON) $(BUILD)/libmla.a $(BUILD)/libmla-cuda.a
+	@mkdir -p $(@D)
+	$(CC) -Wl,-u,mla_cuda_open -o $@ $^ $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
+
 .PHONY: cuda check-cuda bench-cuda cuda-found
 cuda-found:
 	@[ -n "$(NVCC)" ] || { echo 'cuda: nvcc not found; install the CUDA toolkit or set NVCC=/path/to/nvcc'; exit 1; }
-cuda: cuda-found $(BUILD)/libmla-cuda.a
+cuda: cuda-found $(BUILD)/libmla-cuda.a $(patsubst cmd/%.c,$(BUILD)/cuda-bin/%,$(wildcard $(PROGS:%=cmd/%.c)))
 check-cuda: cuda-found $(CUDA_TESTS)
 	@scripts/run-tests.sh $(CUDA_TESTS)
 bench-cuda: cuda-found $(CUDA_BENCH)
