@@ -1,0 +1,32 @@
+/* What the files of calibrate/ share. */
+#ifndef MLA_CALIBRATE_PARTS_H
+#define MLA_CALIBRATE_PARTS_H
+#include "calibrate/calibrate.h"
+
+/* Histogram of |x| by exponent and the upper 5 bits of the mantissa: 1/32 octave. */
+#define CAL_BIN_SHIFT 18
+#define CAL_BINS ((size_t)1 << 13)
+
+typedef struct { /* one pass over rows */
+    mla_cal *c;
+    mla_rt *rt;
+    size_t row0;   /* corpus row of sequence 0 */
+    float *host;   /* observed values, downloaded */
+    size_t cap;
+    float *o, *o2, *gate; /* attention outputs and gates under trial */
+    size_t o_cap;
+} cal_pass;
+
+mla_cal_layer *cal_layer(mla_cal *c, size_t layer); /* NULL: does not cache */
+/* The part a tap observes; NULL: none. */
+mla_cal_part *cal_part(mla_cal *c, const mla_tap *t);
+MLA_CHECKED mla_status cal_fetch(cal_pass *p, const mla_tap *t, const float **out, mla_err *err);
+#define CAL_TRIES 8
+/* scale.c: limits of all parts from what was measured; scales at the lowest alignment. */
+MLA_CHECKED mla_status cal_limits(mla_cal *c, const mla_config *cfg, mla_cal_spelling s, mla_err *err);
+/* The part's scale at alignment j, as it would be stored. */
+float cal_aligned(const mla_cal *c, const mla_cal_part *p, size_t j);
+/* align.c: a tap that tries all alignments; then the best of each part is taken. */
+mla_status cal_try(void *ctx, const mla_tap *t, mla_err *err);
+MLA_CHECKED mla_status cal_align(mla_cal *c, mla_err *err);
+#endif

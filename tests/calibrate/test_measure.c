@@ -1,0 +1,262 @@
+/* Measuring and judging: ranges against a direct look, quality of the FP8 cache, refusals. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "lab.h"
+
+/* The figure that must hold: FP8 against bf16 cache on 8 rows of 1024 evaluation tokens, scales from other text. */
+static void check_quality(size_t groups, size_t n)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){.mtp = groups == 0}, 2);
+    int32_t *tune = lab_ids(&l, "tune.jsonl", 4096), *eval = lab_ids(&l, "evaluation.jsonl", n);
+    mla_cal c;
+    if (groups) lab_exact(&l, groups);
+    ck_ok(mla_cal_measure(&c, l.rt, tune, 4096, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 1024}, &err));
+    ck_assert_uint_eq(c.n, groups ? 4 : 5);
+    ck_ok(mla_cal_judge(&c, l.rt, eval, n, &err));
+    if (getenv("MLA_TEST_FIGURES")) {
+        mla_str s = MLA_STR_MAX(1 << 16);
+        mla_cal_text(&c, &s);
+        printf("groups %zu\n%s", groups, mla_str_c(&s));
+        mla_str_free(&s);
+    }
+    ck_assert_uint_eq(c.verdict.positions, n);
+    ck_assert_msg(c.verdict.kld_mean > 1e-5 && c.verdict.kld_mean <= 0.0015, "mean KLD %g", c.verdict.kld_mean);
+    ck_assert(c.verdict.kld_mean <= c.verdict.kld_p99 && c.verdict.kld_p99 <= c.verdict.kld_max);
+    ck_assert(c.verdict.agree > n * 97 / 100 && c.verdict.agree <= n);
+    for (size_t i = 0; i < 4; i++) {
+        const mla_cal_part *p[2] = {&c.layer[i].k, &c.layer[i].v};
+        for (size_t k = 0; k < 2; k++) {
+            ck_assert(p[k]->judged % n == 0 && p[k]->judged > 0);
+            ck_assert_msg(p[k]->saturated == 0, "%llu saturated", (unsigned long long)p[k]->saturated);
+            ck_assert(p[k]->underflowed < p[k]->judged / 100);
+        }
+        ck_assert_msg((groups ? c.layer[i].v : c.layer[i].k).bound > 0, "no bound");
+    }
+    mla_cal_free(&c);
+    mla_free(tune);
+    mla_free(eval);
+    lab_close(&l);
+}
+
+START_TEST(fp8_cache_of_keys_and_values) { check_quality(0, 8192); }
+END_TEST
+START_TEST(fp8_cache_of_a_full_rank_latent) { check_quality(1, 8192); }
+END_TEST
+START_TEST(fp8_cache_of_grouped_latents) { check_quality(2, 2048); }
+END_TEST
+
+/* Absurd scales are seen as what they are. */
+START_TEST(bad_scales_are_seen)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){0}, 2);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 600);
+    mla_cal c;
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 600, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 300}, &err));
+    ck_ok(mla_cal_judge(&c, l.rt, ids, 600, &err));
+    double good = c.verdict.kld_mean;
+    c.layer[1].v.scale /= 64;
+    ck_ok(mla_cal_judge(&c, l.rt, ids, 600, &err));
+    ck_assert(c.layer[1].v.saturated > 0 && c.layer[2].v.saturated == 0 && c.verdict.kld_mean > 3 * good);
+    c.layer[1].v.scale *= 64.0f * 65536;
+    ck_ok(mla_cal_judge(&c, l.rt, ids, 600, &err));
+    ck_assert(c.layer[1].v.saturated == 0 && c.layer[1].v.underflowed > c.layer[1].v.judged / 10 && c.verdict.kld_mean > 3 * good);
+    mla_cal_free(&c);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
+typedef struct { /* all values of one tap, collected directly */
+    float *v;
+    size_t n, layer;
+    mla_tap_point point;
+} collected;
+
+static mla_status collect(void *ctx, const mla_tap *t, mla_err *err)
+{
+    collected *c = ctx;
+    if (t->point != c->point || t->layer != c->layer) return MLA_OK;
+    ck_assert_uint_eq(t->ld, t->width);
+    mla_status st = t->be->ops->download(t->be, c->v + c->n, t->data, t->rows * t->width * 4, err);
+    c->n += t->rows * t->width;
+    return st;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+START_TEST(ranges_and_percentiles)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){0}, 2);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 700);
+    collected d = {.layer = 3, .point = MLA_TAP_V, .v = mla_alloc(700 * 128, 4, 1)};
+    for (size_t at = 0; at < 700; at += 256) { /* rows of 256, each from position 0 */
+        mla_seq *s;
+        size_t T = 700 - at < 256 ? 700 - at : 256;
+        ck_ok(mla_seq_new(&s, l.rt, T, &err));
+        mla_job j = {.seq = s, .ids = ids + at, .T = T, .logits_from = T};
+        ck_ok(mla_rt_run(l.rt, &j, 1, collect, &d, &err));
+        mla_seq_free(s);
+    }
+    double sum2 = 0;
+    for (size_t i = 0; i < d.n; i++) {
+        sum2 += (double)d.v[i] * d.v[i];
+        d.v[i] = fabsf(d.v[i]);
+    }
+    qsort(d.v, d.n, sizeof *d.v, ascending);
+    for (int pct = 0; pct < 2; pct++) {
+        mla_cal c;
+        ck_ok(mla_cal_measure(&c, l.rt, ids, 700, MLA_CAL_MODELOPT, &(mla_cal_opts){.row_tokens = 256, .run_tokens = 512, .percentile = pct ? 99 : 0, .headroom = 2, .no_search = true}, &err));
+        const mla_cal_part *v = &c.layer[1].v;
+        ck_assert(c.rows == 3 && c.tokens == 700 && c.layer[1].layer == 3 && v->n == d.n && v->amax == d.v[d.n - 1]);
+        ck_assert(fabs(v->sum2 - sum2) <= 1e-9 * sum2);
+        double exact = d.v[(size_t)ceil(0.99 * (double)d.n) - 1], limit = pct ? v->percentile : v->amax;
+        if (pct) ck_assert_msg(v->percentile >= exact && v->percentile <= exact * (1 + 1.0 / 32) * 1.0001, "%g for %g", v->percentile, exact);
+        ck_assert(v->scale == (float)(2 * limit / 448) && v->scale == v->base && v->error[0] == 0);
+        const mla_cal_part *k = &c.layer[1].k; /* keys stop at their bound */
+        ck_assert(k->bound > 0 && k->amax <= k->bound && k->scale <= (float)(k->bound / 448) && k->scale >= (float)((pct ? k->percentile : k->amax) / 448));
+        mla_cal_free(&c);
+    }
+    mla_free(d.v);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
+/* The alignment taken is the one whose trials changed the attention output least, within one octave above the limit. */
+START_TEST(alignment)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){.mtp = true}, 2);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 400);
+    mla_cal c;
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 400, MLA_CAL_MODELOPT, &(mla_cal_opts){.row_tokens = 100, .search_rows = 3}, &err));
+    size_t moved = 0;
+    for (size_t i = 0; i < 2 * c.n; i++) {
+        const mla_cal_part *p = i % 2 ? &c.layer[i / 2].v : &c.layer[i / 2].k;
+        size_t best = 0;
+        for (size_t j = 0; j < 8; j++) {
+            ck_assert(p->error[j] > 0);
+            if (p->error[j] < p->error[best]) best = j;
+        }
+        ck_assert(p->scale == (float)(p->base * exp2((double)best / 8)) && p->scale >= p->base && p->scale < 2 * p->base);
+        moved += best > 0;
+    }
+    ck_assert(moved > c.n);
+    mla_cal_free(&c);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
+START_TEST(threads_batches_and_streaming_agree)
+{
+    mla_err err = {0};
+    mla_str want = MLA_STR_MAX(1 << 16);
+    for (int k = 0; k < 4; k++) {
+        lab l = lab_open(NULL, (mla_rt_opts){.mtp = true, .stream_layers = k == 3}, k == 1 ? 2 : 1);
+        int32_t *ids = lab_ids(&l, "tune.jsonl", 500);
+        mla_cal c;
+        mla_json *doc;
+        mla_str got = MLA_STR_MAX(1 << 16);
+        ck_ok(mla_cal_measure(&c, l.rt, ids, 500, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 128, .run_tokens = k == 2 ? 128 : 512, .percentile = 99.9}, &err));
+        ck_ok(mla_cal_json(&doc, &c, &err));
+        ck_ok(mla_json_print(&got, mla_json_root(doc), true, &err));
+        if (!k) mla_str_put(&want, mla_str_c(&got));
+        else ck_assert_str_eq(mla_str_c(&want), mla_str_c(&got));
+        ck_assert(strstr(mla_str_c(&got), "\"mtp.0\"") != NULL);
+        mla_json_free(doc);
+        mla_str_free(&got);
+        mla_cal_free(&c);
+        mla_free(ids);
+        lab_close(&l);
+    }
+    mla_str_free(&want);
+}
+END_TEST
+
+static void set_factor(lab *l, size_t layer, float e)
+{
+    mla_err err = {0};
+    mla_factors f;
+    ck_ok(mla_factors_new(&f, MLA_LAYOUT_N, 1, 224, 224, &err));
+    mla_factors_identity(&f);
+    for (size_t i = 0; i < 224 * 224; i++) f.E[i] *= e;
+    ck_ok(mla_rt_set_factors(l->rt, layer, &f, &err));
+    mla_factors_free(&f);
+}
+
+START_TEST(refused)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){0}, 2);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 100);
+    mla_cal c;
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 0, MLA_CAL_CT, NULL, &err), MLA_EINVAL, "no");
+    mla_cal_free(&c);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 10, MLA_CAL_CT, &(mla_cal_opts){.headroom = 0.5}, &err), MLA_EINVAL, "headroom");
+    mla_cal_free(&c);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 10, MLA_CAL_CT, &(mla_cal_opts){.headroom = NAN}, &err), MLA_EINVAL, "headroom");
+    mla_cal_free(&c);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 10, MLA_CAL_CT, &(mla_cal_opts){.percentile = 101}, &err), MLA_EINVAL, "percentile");
+    mla_cal_free(&c);
+    set_factor(&l, 3, 3e38f); /* finite factors, latents beyond f32 */
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 100, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 40}, &err), MLA_EFORMAT, "layer 3:");
+    ck_assert_msg(strstr(err.msg, "latent are not finite") && strstr(err.msg, "of corpus row 0"), "%s", err.msg);
+    mla_cal_free(&c);
+    set_factor(&l, 3, 0);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 100, MLA_CAL_CT, NULL, &err), MLA_EFORMAT, "layer 3: all");
+    mla_cal_free(&c);
+    set_factor(&l, 3, 1);
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 100, MLA_CAL_CT, NULL, &err));
+    ck_assert(!strcmp(c.layer[1].k.name, "latent") && !strcmp(c.layer[0].k.name, "keys")); /* mixed layers */
+    ck_refused(mla_cal_judge(&c, l.rt, ids, 0, &err), MLA_EINVAL, "no tokens");
+    mla_cal_free(&c);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
+/* A layer whose taps stay silent must not get a scale: one token has no second token for the MTP head to embed. */
+START_TEST(a_layer_never_observed_is_named)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){.mtp = true}, 1);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 8);
+    mla_cal c;
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 1, MLA_CAL_CT, NULL, &err), MLA_EFORMAT, "MTP layer 0: its keys were never observed");
+    mla_cal_free(&c);
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 8, MLA_CAL_CT, NULL, &err));
+    mla_cal_free(&c);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
+Suite *measure_suite(void)
+{
+    Suite *s = suite_create("measure");
+    TCase *t = tcase_create("measure");
+    tcase_set_timeout(t, 600);
+    tcase_add_test(t, fp8_cache_of_keys_and_values);
+    tcase_add_test(t, fp8_cache_of_a_full_rank_latent);
+    tcase_add_test(t, fp8_cache_of_grouped_latents);
+    tcase_add_test(t, bad_scales_are_seen);
+    tcase_add_test(t, ranges_and_percentiles);
+    tcase_add_test(t, alignment);
+    tcase_add_test(t, threads_batches_and_streaming_agree);
+    tcase_add_test(t, refused);
+    tcase_add_test(t, a_layer_never_observed_is_named);
+    suite_add_tcase(s, t);
+    return s;
+}
