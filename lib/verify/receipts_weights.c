@@ -66,7 +66,9 @@ static void check_scheme(mla_findings *f, mla_qconfig **cfg, const mla_ckpt *ck,
 {
     mla_qsummary sum;
     mla_err why = {0};
-    if (mla_qconfig_read(cfg, mla_jv_get(config, "quantization_config"), &why) != MLA_OK)
+    const mla_jv *q = mla_jv_get(config, "quantization_config");
+    if (!q || mla_jv_is_null(q)) q = mla_jv_get(mla_jv_get(config, "text_config"), "quantization_config");
+    if (mla_qconfig_read(cfg, q, &why) != MLA_OK)
         mla_findings_add(f, "config.json: quantization_config: %s", why.msg);
     else if (mla_qconfig_check(*cfg, ck, &sum, &why) != MLA_OK)
         mla_findings_add(f, "%s", why.msg);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/par.h"
@@ -417,6 +418,32 @@ START_TEST(fresh_list_keeps_the_head_plain)
 }
 END_TEST
 
+/* A nested config may carry the block in text_config; without any, the tensors are refused. */
+START_TEST(config_in_text_config)
+{
+    mla_err err = {0};
+    mla_model *m = NULL;
+    mla_json *doc;
+    char *dir = mla_test_tmpdir(), *real = realpath(mla_fixture("golden-quant/tiny-hybrid-exl3/model.safetensors"), NULL);
+    ck_assert(real && symlink(real, in_dir(dir, "model.safetensors")) == 0);
+    ck_ok(mla_json_read(&doc, mla_fixture("golden-quant/tiny-hybrid-exl3/config.json"), 1 << 20, &err));
+    mla_jv *root = mla_json_root(doc), *text = mla_jv_get(root, "text_config");
+    ck_assert(mla_jv_set_copy(text, "quantization_config", mla_jv_get(root, "quantization_config")) != NULL);
+    mla_jv_remove(root, "quantization_config");
+    ck_ok(mla_json_write(in_dir(dir, "config.json"), root, &err));
+    ck_ok(mla_model_open(&m, dir, &err));
+    ck_assert(mla_model_config(m)->weights_quantized);
+    mla_model_close(m);
+    mla_jv_remove(text, "quantization_config");
+    ck_ok(mla_json_write(in_dir(dir, "config.json"), root, &err));
+    ck_refused(mla_model_open(&m, dir, &err), MLA_EFORMAT, "lm_head: stored as EXL3, but config.json without quantization_config");
+    mla_json_free(doc);
+    free(real);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
 /* Every allocation of an open fails in turn. */
 START_TEST(out_of_memory)
 {
@@ -451,6 +478,7 @@ Suite *model_quant_suite(void)
     tcase_add_test(t, other_dims);
     tcase_add_loop_test(t, retrofit_keeps_the_config, 0, (int)(sizeof WRITTEN / sizeof *WRITTEN));
     tcase_add_test(t, fresh_list_keeps_the_head_plain);
+    tcase_add_test(t, config_in_text_config);
     tcase_add_test(t, out_of_memory);
     suite_add_tcase(s, t);
     return s;
