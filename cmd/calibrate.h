@@ -3,4 +3,6 @@
 #define MLA_CMD_CALIBRATE_H
 #include "cli.h"
 
+mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_calibrate_corpus(cli *c, int argc, char **argv, mla_err *err);
 #endif

@@ -2,6 +2,8 @@
 #include "calibrate.h"
 
 static const cli_command COMMANDS[] = {
+    {"fp8", "measure, judge and write FP8 KV-cache scales", cmd_calibrate_fp8},
+    {"corpus", "describe, tokenize and digest a corpus", cmd_calibrate_corpus},
     {NULL, NULL, NULL},
 };
 

@@ -1,0 +1,208 @@
+/* mla-calibrate fp8: measures, judges and writes the FP8 KV scales of a checkpoint folder. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "calibrate.h"
+#include "calibrate/calibrate.h"
+#include "io/file.h"
+#include "io/receipt.h"
+#include "text/corpus.h"
+
+typedef struct {
+    cli_list corpus, judge;
+    size_t tokens, judge_tokens;
+    mla_cal_opts o;
+    double max_kld;
+    const char *spelling, *precision;
+    bool stream, dry_run;
+} args;
+
+/* Files this command writes: they may differ from the receipt when an earlier run was cut off before it wrote that. */
+static const char *const OURS[] = {MLA_RECEIPT_NAME, MLA_KV_SCALES_FILE, MLA_KV_SCALES_JSON, "config.json", "model.safetensors.index.json", NULL};
+
+static mla_status read_receipt(mla_json **doc, const char *dir, mla_err *err)
+{
+    char *path = mla_path_join(dir, MLA_RECEIPT_NAME);
+    *doc = NULL;
+    mla_status st = path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "path of the receipt");
+    if (st == MLA_OK && mla_path_exists(path)) st = mla_json_read(doc, path, 64u << 20, err);
+    mla_free(path);
+    return st;
+}
+
+/* A folder that already differs from its receipt is not calibrated: the new receipt would bless the difference. */
+static mla_status check_receipt(const char *dir, mla_pool *pool, mla_err *err)
+{
+    mla_json *doc;
+    mla_manifest rec = {0}, found = {0};
+    mla_findings f = {0};
+    mla_status st = read_receipt(&doc, dir, err);
+    if (st != MLA_OK || !doc) return st;
+    st = mla_manifest_from_json(&rec, mla_json_root(doc), err);
+    if (st == MLA_OK) st = mla_manifest_scan(&found, dir, OURS, pool, NULL, err);
+    if (st == MLA_OK) {
+        size_t n = 0;
+        for (size_t i = 0; i < rec.n; i++) {
+            bool ours = false;
+            for (size_t k = 0; OURS[k]; k++) ours |= !strcmp(OURS[k], rec.file[i].name);
+            if (ours) mla_free(rec.file[i].name);
+            else rec.file[n++] = rec.file[i];
+        }
+        rec.n = n;
+        mla_manifest_diff(&f, &rec, &found);
+        if (f.n) st = mla_fail(err, MLA_EFORMAT, "%s differs from its receipt (%zu findings), first: %.300s", dir, f.n, mla_str_c(&f.text));
+    }
+    mla_findings_free(&f);
+    mla_manifest_free(&rec);
+    mla_manifest_free(&found);
+    mla_json_free(doc);
+    return st;
+}
+
+/* The receipt over the folder as it is now, with what was calibrated. A folder without a receipt gets none. */
+static mla_status renew_receipt(const char *dir, const mla_cal *cal, mla_pool *pool, mla_err *err)
+{
+    static const char *const SKIP[] = {MLA_RECEIPT_NAME, NULL};
+    mla_json *doc, *side = NULL;
+    mla_manifest m = {0};
+    char *path = mla_path_join(dir, MLA_RECEIPT_NAME);
+    mla_status st = read_receipt(&doc, dir, err);
+    if (st == MLA_OK && doc) {
+        st = path ? mla_manifest_scan(&m, dir, SKIP, pool, NULL, err) : mla_fail(err, MLA_ENOMEM, "path of the receipt");
+        if (st == MLA_OK) st = mla_cal_json(&side, cal, err);
+        if (st == MLA_OK && !mla_jv_set_copy(mla_json_root(doc), "kv_scales", mla_json_root(side))) st = mla_fail(err, MLA_ENOMEM, "receipt");
+        if (st == MLA_OK) st = mla_manifest_to_json(&m, mla_json_root(doc), err);
+        if (st == MLA_OK) st = mla_receipt_write_sealed(path, mla_json_root(doc), err);
+    }
+    mla_json_free(side);
+    mla_json_free(doc);
+    mla_manifest_free(&m);
+    mla_free(path);
+    return st;
+}
+
+static mla_status read_text(mla_corpus *out, const mla_model *m, const cli_list *files, const char *fallback, mla_err *err)
+{
+    mla_tok *tok = NULL;
+    mla_err why = {0};
+    char *file = NULL;
+    if (mla_model_tokenizer(m, &tok, &why) != MLA_OK) tok = NULL; /* ids need none; text is then refused by name */
+    mla_status st = files->n ? MLA_OK : cli_data_file(&file, fallback, err);
+    const char *one[1] = {file};
+    const char *const *v = files->n ? files->v : one;
+    for (size_t i = 0; st == MLA_OK && i < (files->n ? files->n : 1); i++) st = mla_corpus_add(out, v[i], tok, mla_model_config(m)->vocab, err);
+    if (st == MLA_OK) mla_corpus_finish(out);
+    mla_tok_free(tok);
+    mla_free(file);
+    return st;
+}
+
+static mla_status answer(cli *c, const mla_cal *cal, mla_err *err)
+{
+    if (c->json) {
+        mla_json *d;
+        mla_status st = mla_cal_json(&d, cal, err);
+        if (st == MLA_OK) st = cli_print_json(mla_json_root(d), err);
+        if (st == MLA_OK) mla_json_free(d);
+        return st;
+    }
+    mla_str s = MLA_STR_MAX(1 << 20);
+    mla_cal_text(cal, &s);
+    mla_status st = cli_print(&s, err);
+    mla_str_free(&s);
+    return st;
+}
+
+typedef struct {
+    mla_backend *be;
+    mla_pool *pool;
+    mla_model *model;
+    mla_rt *rt;
+    mla_corpus text, judge;
+} state;
+
+static mla_status open_all(state *s, cli *c, const args *a, mla_err *err)
+{
+    mla_status st = cli_backend_open(c, &s->be, err);
+    if (st == MLA_OK) st = mla_pool_new(&s->pool, c->threads, err);
+    if (st == MLA_OK) st = mla_model_open(&s->model, c->arg[0], err);
+    if (st == MLA_OK && !a->dry_run && !mla_path_is_dir(c->arg[0]))
+        st = mla_fail(err, MLA_EINVAL, "%s: scales are written into a folder; --dry-run measures only", c->arg[0]);
+    if (st == MLA_OK && !a->dry_run) st = check_receipt(c->arg[0], s->pool, err);
+    if (st == MLA_OK) st = read_text(&s->text, s->model, &a->corpus, "calib/calibration.jsonl", err);
+    if (st == MLA_OK) st = read_text(&s->judge, s->model, &a->judge, "calib/tune.jsonl", err);
+    mla_rt_opts ro = {.precision = a->precision && !strcmp(a->precision, "fast") ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = MLA_BF16,
+                      .stream_layers = a->stream, .log = &c->log};
+    if (st == MLA_OK) {
+        ro.mtp = mla_model_config(s->model)->mtp_layers > 0;
+        st = mla_rt_open(&s->rt, s->model, s->be, &ro, err);
+    }
+    return st;
+}
+
+static void close_all(state *s)
+{
+    mla_corpus_free(&s->text);
+    mla_corpus_free(&s->judge);
+    mla_rt_close(s->rt);
+    mla_model_close(s->model);
+    mla_pool_free(s->pool);
+    mla_backend_close(s->be);
+}
+
+static mla_status calibrate(cli *c, args *a, mla_err *err)
+{
+    state s = {0};
+    mla_cal cal = {0};
+    a->o.log = &c->log;
+    mla_status st = open_all(&s, c, a, err);
+    if (st == MLA_OK) {
+        mla_cal_spelling sp = mla_cal_spelling_of(mla_model_config(s.model));
+        if (a->spelling) (void)mla_cal_spelling_parse(a->spelling, &sp); /* the choice was checked */
+        size_t n = s.text.ids.n < a->tokens ? s.text.ids.n : a->tokens, nj = s.judge.ids.n < a->judge_tokens ? s.judge.ids.n : a->judge_tokens;
+        st = mla_cal_measure(&cal, s.rt, s.text.ids.id, n, sp, &a->o, err);
+        if (st == MLA_OK) {
+            memcpy(cal.corpus_sha256, s.text.sha256, 32);
+            cal.has_corpus_sha256 = true;
+        }
+        if (st == MLA_OK && nj) st = mla_cal_judge(&cal, s.rt, s.judge.ids.id, nj, err);
+        if (st == MLA_OK && !a->dry_run) st = mla_cal_write(&cal, s.model, sp, err);
+        if (st == MLA_OK && !a->dry_run) st = renew_receipt(c->arg[0], &cal, s.pool, err);
+        if (st == MLA_OK) st = answer(c, &cal, err);
+        if (st == MLA_OK && a->max_kld > 0 && nj && !(cal.verdict.kld_mean <= a->max_kld))
+            st = mla_fail(err, MLA_EDIFFER, "mean KL divergence of the FP8 cache %.6f, at most %g allowed", cal.verdict.kld_mean, a->max_kld);
+        mla_cal_free(&cal);
+    }
+    close_all(&s);
+    return st;
+}
+
+mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
+{
+    args a = {.tokens = 32768, .judge_tokens = 8192};
+    static const char M[] = "measuring", J[] = "judging", W[] = "writing";
+    const cli_option opt[] = {
+        {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on; may be given several times", "the bundled corpus", M},
+        {"tokens", 0, CLI_SIZE, &a.tokens, "N", "measure on at most N tokens", "32768", M},
+        {"row-tokens", 0, CLI_SIZE, &a.o.row_tokens, "N", "tokens of one sequence, each from position 0", "1024", M},
+        {"percentile", 0, CLI_DOUBLE, &a.o.percentile, "P", "use this percentile of |x| instead of the largest value", NULL, M},
+        {"headroom", 0, CLI_DOUBLE, &a.o.headroom, "F", "room above the measured range, a factor", "1.5", M},
+        {"precision", 0, CLI_CHOICE, &a.precision, "reference|fast", "arithmetic of the passes: f32, or bf16 weights", "reference", M},
+        {"stream-layers", 0, CLI_FLAG, &a.stream, NULL, "hold one layer's weights at a time", NULL, M},
+        {"judge-corpus", 0, CLI_LIST, &a.judge, "FILE", "text for the comparison of the FP8 cache with a bf16 cache", "the bundled tune text", J},
+        {"judge-tokens", 0, CLI_SIZE, &a.judge_tokens, "N", "compare on at most N tokens; 0: do not compare", "8192", J},
+        {"max-kld", 0, CLI_DOUBLE, &a.max_kld, "X", "exit 1 when the mean KL divergence (nats) is larger", "not gated", J},
+        {"spelling", 0, CLI_CHOICE, &a.spelling, "compressed-tensors|modelopt", "names of the scales of a GQA model; a retrofit has its own",
+         "as the model's quantization method asks", W},
+        {"dry-run", 0, CLI_FLAG, &a.dry_run, NULL, "measure and compare, write nothing", NULL, W},
+    };
+    const cli_spec spec = {.args = "MODEL",
+                           .about = "Measures what MODEL caches over real text (every layer must be observed), chooses one FP8 scale per layer and part, "
+                                    "compares an FP8 cache with a bf16 cache, and writes the scales into the folder: tensors, side file, index, config and "
+                                    "receipt. Scales are read back and checked.",
+                           .opt = opt, .nopt = sizeof opt / sizeof *opt, .min_args = 1, .max_args = 1, .common = CLI_JSON | CLI_DEVICE};
+    mla_status st = cli_parse(c, &spec, argc, argv, err) ? calibrate(c, &a, err) : err->status;
+    cli_list_free(&a.corpus);
+    cli_list_free(&a.judge);
+    return st;
+}
