@@ -12,7 +12,7 @@
 #include "cuda/decode_dev.cuh"
 #include "cuda/decode_sm90.cuh"
 
-enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256, SMEM_MAX = 232448 };
+enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256 };
 
 /* Offsets within the workspace, bytes. */
 struct DecodeWs {
@@ -127,6 +127,7 @@ static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, in
 struct Choice {
     const DecodeKernel *k; /* NULL: the plain kernel */
     int tiles, parts, slots;
+    bool rows8;
     size_t smem;
 };
 
@@ -157,7 +158,8 @@ static Choice choose(const mla_decode *d)
     const int kb = best.k->lat / 64 + best.k->rb, per_page = best.k->lat / (best.k->fp8 ? 128 : 64) + best.k->rb;
     const DecodeSmem fixed(best.k->n, kb, 0, best.k->solo);
     best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (BOX + 16));
-    if (best.k->solo && best.k->fp8) best.slots -= best.slots % per_page;
+    best.rows8 = best.k->solo && decode_rows8(best.k->lat, best.k->rb, best.k->n, best.k->solo, best.k->fp8);
+    if (best.k->solo && (best.k->fp8 || best.rows8)) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(best.k->n, kb, best.slots, best.k->solo).bytes + 1024;
     if (best.slots < per_page - best.k->drop + (best.k->drop ? 1 : 0) || per_page + best.k->drop >= 3 * best.slots) best.k = NULL;
     const int sms = device_attr(cudaDevAttrMultiProcessorCount);
@@ -214,9 +216,10 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* (pages, 64, row) with boxes of 64 tokens x `box` elements. */
+/* (pages, 64, row) with boxes of 64 tokens x `box` elements; groups: instead (pages, groups of 64 elements, 64, row) with
+ * boxes of 8 tokens x all groups. */
 static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_decode_part *part, unsigned box, bool swizzle,
-                             mla_err *err)
+                             size_t groups, mla_err *err)
 {
     void *fn = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -224,10 +227,11 @@ static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_deco
                           "decode: tensor map entry point", err);
     if (st) return st;
     const size_t el = d->cache == MLA_BF16 ? 2 : 1;
-    const cuuint64_t dims[3] = {(cuuint64_t)part->stride, MLA_DECODE_PAGE, d->pages};
-    const cuuint64_t strides[2] = {(cuuint64_t)part->stride * el, (cuuint64_t)part->stride * el * MLA_DECODE_PAGE};
-    const cuuint32_t boxd[3] = {box, MLA_DECODE_PAGE, 1}, es[3] = {1, 1, 1};
-    const CUresult r = ((encode_fn)fn)(m, el == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
+    const cuuint64_t row = (cuuint64_t)part->stride, page = row * el * MLA_DECODE_PAGE;
+    const cuuint64_t dims[4] = {row, MLA_DECODE_PAGE, groups ? groups : d->pages, d->pages};
+    const cuuint64_t strides[3] = {row * el, groups ? 64 * el : page, page};
+    const cuuint32_t boxd[4] = {box, groups ? 8u : (cuuint32_t)MLA_DECODE_PAGE, (cuuint32_t)(groups ? groups : 1), 1}, es[4] = {1, 1, 1, 1};
+    const CUresult r = ((encode_fn)fn)(m, el == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, groups ? 4 : 3,
                                        (void *)part->base, dims, strides, boxd, es, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                        swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -285,8 +289,8 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     p.po = (float *)(ws + w.po), p.plse = (float *)(ws + w.plse);
     CUtensorMap mc = {}, mr = {};
     const bool fp8 = d->cache == MLA_F8_E4M3;
-    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, err);
-    if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, err);
+    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 : 0, err);
+    if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, c.rows8 ? (size_t)c.k->rb : 0, err);
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;

@@ -20,13 +20,14 @@
 #include "cuda/ptx.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2 };
+enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
     uint32_t ring, q, p, ex, red, colscale, limit, bars, bytes;
     /* solo: number of warpgroups that work alone; 0: a pair with an exchange area. */
-    __host__ __device__ DecodeSmem(int N, int kboxes, int slots, int solo)
+    __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo)
+        : ring(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), bars(0), bytes(0)
     {
         ring = 0;
         q = ring + (uint32_t)slots * BOX;
@@ -39,6 +40,13 @@ struct DecodeSmem {
         bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot, then the order barriers */
     }
 };
+
+/* bf16 pages in memory order: a page is one unit of the ring, fetched 8 tokens at a time (each a contiguous piece of the
+ * pool), and its 8-row groups lie a whole row of boxes apart. Needs two pages in the ring. */
+static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, int solo, bool fp8)
+{
+    return !fp8 && DecodeSmem(nt, lat / 64 + rb, 2 * (lat / 64 + rb), solo).bytes + 1024 <= SMEM_MAX;
+}
 
 #ifdef MLA_HOPPER
 template <int WRAPS> struct RingPosOf {
@@ -184,7 +192,7 @@ static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, cons
 }
 
 /* The copying warp: pages of the block's share, box by box, as slots come free. */
-template <int LAT, int RB, bool FP8, int DROP>
+template <int LAT, int RB, bool FP8, int DROP, bool ROWS8>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
                                const DecodeSmem &sm)
 {
@@ -203,7 +211,20 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
             const int m = min(32, i1 - at);
             for (int i = 0; i < m; i++) {
                 const int page = __shfl_sync(~0u, mine, i);
-                for (int x = 0; x < NB + RB + DROP; x++) {
+                if (ROWS8) {
+                    const uint32_t at = base + sm.ring + slot * BOX, bar = full + slot * 8;
+                    if (lane == 0) {
+                        mbar_wait(empty + slot * 8, phase ^ 1);
+                        mbar_expect(bar, (NB + RB) * BOX);
+                        for (int g = 0; g < 8; g++) {
+                            tma_box4(at + g * (NB + RB) * 1024, mc, bar, policy, col, 8 * g, 0, page);
+                            if (RB) tma_box4(at + (g * (NB + RB) + NB) * 1024, mr, bar, policy, d.rope_col, 8 * g, 0, page);
+                        }
+                    }
+                    slot += NB + RB;
+                    if (slot == d.slots) slot = 0, phase ^= 1;
+                }
+                for (int x = 0; !ROWS8 && x < NB + RB + DROP; x++) {
                     if (lane == 0) {
                         const bool rope = RB && x >= NB && x < NB + RB;
                         const int box = x < NB ? x : x - NB - RB;
@@ -221,10 +242,11 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
 }
 
 /* S += the box's keys times q over STEPS k-steps of 16; box and q: descriptor low words. bf16 box: 64 latents. */
-template <int N, int STEPS> static __device__ __forceinline__ void qk_bf16(float (&s)[N / 2], uint32_t box, uint32_t q)
+template <int N, int STEPS, uint32_t GROUP = 1024>
+static __device__ __forceinline__ void qk_bf16(float (&s)[N / 2], uint32_t box, uint32_t q)
 {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) Wgmma<N>::template ss<false, 0>(s, wgmma_at(box, k * 32), wgmma_at(q, k * 32));
+    for (int k = 0; k < STEPS; k++) Wgmma<N>::template ss<false, 0>(s, wgmma_at<GROUP>(box, k * 32), wgmma_at(q, k * 32));
 }
 
 /* S += two token rows' raw bytes times q over STEPS k-steps: word k of a thread's 4 STEPS bytes feeds k-step k. Fragments

@@ -9,9 +9,11 @@
 
 #ifdef MLA_HOPPER
 template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
-    using RingPos = RingPosOf<FP8 ? 0 : 1>; /* e4m3: the ring is a whole number of pages */
     static constexpr int NB = FP8 ? LAT / 128 : LAT / 64, PER = NB + RB, TILES = LAT / 64, NC = N / 4, ALL = NW * 128,
                          NT = SPLIT ? NW * N : N; /* query rows of the block */
+    static constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, SPLIT ? 1 : NW, FP8);
+    static constexpr uint32_t GROUP = ROWS8 ? PER * 1024 : 1024; /* bytes between 8-token groups of a box */
+    using RingPos = RingPosOf<FP8 || ROWS8 ? 0 : 1>;             /* 0: the ring is a whole number of pages */
     const DecodeP &d;
     char *smem;
     uint32_t base;
@@ -28,6 +30,11 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
         lane = t & 31, g = lane >> 2, c = lane & 3;
     }
     __device__ __forceinline__ uint32_t slot_addr(RingPos r) const { return base + sm.ring + r.slot * BOX; }
+    /* Descriptor low word of a page's bf16 box. */
+    __device__ __forceinline__ uint32_t box_lo(int box) const
+    {
+        return ROWS8 ? wgmma_lo(slot_addr(pos)) + (uint32_t)(box * 64) : wgmma_lo(slot_addr(pos.at(box, d.slots)));
+    }
     __device__ __forceinline__ void wait_full(RingPos r) const { mbar_wait(base + sm.bars + r.slot * 8, r.phase); }
     __device__ __forceinline__ void release(RingPos r) const
     {
@@ -75,25 +82,24 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     {
 #pragma unroll
         for (int h = 0; h < PER; h++) {
-            const RingPos r = pos.at(h, d.slots);
             if (h == 0) wgmma_pin(s);
             if (h == 0) wgmma_fence();
-            qk_bf16<N, 4>(s, wgmma_lo(slot_addr(r)), q_box(h));
+            qk_bf16<N, 4, GROUP>(s, box_lo(h), q_box(h));
         }
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(s);
 #pragma unroll
-        for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
+        for (int i = 0; i < RB && !ROWS8; i++) release(pos.at(NB + i, d.slots));
     }
 
     __device__ __forceinline__ void zero_tail(int valid) const
     {
 #pragma unroll 1
         for (int b = 0; b < NB; b++) {
-            const RingPos r = pos.at(b, d.slots);
+            const uint32_t at = sm.ring + (ROWS8 ? pos.slot * BOX + b * 1024 : pos.at(b, d.slots).slot * BOX);
             for (int i = valid * 8 + t; i < 64 * 8; i += 128)
-                *(uint4 *)(smem + sm.ring + r.slot * BOX + i * 16) = make_uint4(0, 0, 0, 0);
+                *(uint4 *)(smem + at + (i >> 6) * GROUP + (i & 63) * 16) = make_uint4(0, 0, 0, 0);
         }
     }
 
@@ -141,18 +147,19 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < NB; i++) {
-            const RingPos r = pos.at(i, d.slots);
 #pragma unroll
             for (int ks = 0; ks < 4; ks++)
-                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at(wgmma_lo(slot_addr(r)), ks * 2048), wgmma_at(p_box(), ks * 32));
+                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at<GROUP>(box_lo(i), ks * 2 * GROUP), wgmma_at(p_box(), ks * 32));
+            if (ROWS8) continue;
             wgmma_commit();
             if (i) {
                 wgmma_wait<1>();
                 release(pos.at(i - 1, d.slots));
             }
         }
+        if (ROWS8) wgmma_commit();
         wgmma_wait<0>();
-        release(pos.at(NB - 1, d.slots));
+        release(ROWS8 ? pos : pos.at(NB - 1, d.slots));
     }
 
     /* Over the 8 lanes g of each warp (max or sum), then the warps' results into red; ends with the warpgroup's barrier.
@@ -251,7 +258,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     {
         take_turn(first);
 #pragma unroll
-        for (int i = 0; i < PER; i++) wait_full(pos.at(i, d.slots));
+        for (int i = 0; i < (ROWS8 ? 1 : PER); i++) wait_full(pos.at(i, d.slots));
         pass_turn(last);
         float s[N / 2];
 #pragma unroll
@@ -432,7 +439,7 @@ __global__ void __launch_bounds__(NW * 128 + 128, 1)
     grid_wait();
     if (threadIdx.x >= NW * 128) {
         regs_shrink<24>();
-        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, decode_rows8(LAT, RB, SPLIT ? NW * N : N, SPLIT ? 1 : NW, FP8)>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<NW == 2 ? 240 : 160>();
         consume_solo<LAT, N, RB, FP8, NW, SPLIT>(d, smem, sm);

@@ -85,6 +85,14 @@ static __device__ __forceinline__ void tma_box(uint32_t dst, const CUtensorMap *
                  "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+static __device__ __forceinline__ void tma_box4(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x,
+                                                int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(dst),
+                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
 template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
@@ -105,12 +113,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-/* Descriptor of a 128-byte swizzled operand whose 8-row groups are 1024 bytes apart: K-major, or M-major with 64 columns.
+/* Descriptor of a 128-byte swizzled operand whose 8-row groups are GROUP bytes apart: K-major, or M-major with 64 columns.
  * Its low word moves with the address (16 bytes a step), so a tile's low word is made once and offsets are added. */
 static __device__ __forceinline__ uint32_t wgmma_lo(uint32_t addr) { return ((addr & 0x3ffffu) >> 4) | (1u << 16); }
-static __device__ __forceinline__ uint64_t wgmma_at(uint32_t lo, uint32_t bytes)
+template <uint32_t GROUP = 1024> static __device__ __forceinline__ uint64_t wgmma_at(uint32_t lo, uint32_t bytes)
 {
-    return (uint64_t)(lo + (bytes >> 4)) | (0x40000040ull << 32);
+    return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x40000000u | GROUP >> 4) << 32);
 }
 /* Stores the 8x8 16-bit matrix held across the warp transposed; lanes 0-7 give the addresses of its 8 columns. */
 static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
