@@ -1,6 +1,7 @@
 /* Causal attention: cuts the call into rounds of queries and of key blocks, and each round into tiles (attn.h).
  *
- * Decode: a unit is one tile, which widens its own pieces. Prefill: blocks are widened once per round for all tiles. */
+ * Decode: a unit is one tile or two, which widen their own pieces. Prefill: blocks are widened once per round for all tiles. */
+#include <stdint.h>
 #include <string.h>
 
 #include "backend/cpu/attn.h"
@@ -58,7 +59,7 @@ static void tile_shape(mla_attn_job *j, size_t T, size_t threads)
     j->htiles = mla_ceil_div(j->U, j->nh);
     j->ttiles = mla_ceil_div(T, j->nt);
     j->ntiles = j->units * j->htiles * j->ttiles;
-    j->fused = j->htiles * j->ttiles == 1;
+    j->fused = j->ttiles == 1 && j->htiles <= 2; /* two tiles widening the same keys cost less than waiting for each other */
     size_t k2h = j->a->q2 ? j->a->k2h : 0, widest = j->a->dk > j->a->dk2 ? j->a->dk : j->a->dk2;
     if (widest < MLA_BLOCK) widest = MLA_BLOCK; /* a piece of values has 64 rows */
     j->block_elems = j->fused ? widest * MLA_NR : j->a->kh * j->kblk + k2h * j->k2blk + j->a->vh * j->vblk;
@@ -67,7 +68,7 @@ static void tile_shape(mla_attn_job *j, size_t T, size_t threads)
 
 static size_t round_blocks(const mla_attn_job *j)
 {
-    size_t n = j->fused ? 64 : BLOCKS_BYTES / (j->block_elems * sizeof(float));
+    size_t n = !j->fused ? BLOCKS_BYTES / (j->block_elems * sizeof(float)) : j->a->p2 || j->a->probs ? 64 : SIZE_MAX;
     return n ? n : 1;
 }
 
@@ -80,7 +81,7 @@ static mla_status take_scratch(mla_attn_job *j, mla_cpu *c, mla_err *err)
               mla_cut(&total, &at[2], j->ntiles, R, sizeof(float)) && mla_cut(&total, &at[3], j->ntiles, R, sizeof(float)) &&
               mla_cut(&total, &at[4], j->fused ? c->threads : nb, j->block_elems, sizeof(float)) &&
               mla_cut(&total, &at[5], c->threads, j->work_elems, sizeof(float)) &&
-              mla_cut(&total, &at[6], j->a->p2 || j->a->probs ? j->ntiles : 0, nb * MLA_BLOCK, sizeof(double));
+              mla_cut(&total, &at[6], j->a->p2 || j->a->probs ? j->ntiles : 0, nb == SIZE_MAX ? 0 : nb * MLA_BLOCK, sizeof(double));
     if (!ok) return mla_fail(err, MLA_ENOMEM, "attention over %zu queries: scratch size overflows", j->T);
     mla_status st = mla_cpu_scratch(c, total, "attention", &mem, err);
     if (st != MLA_OK) return st;

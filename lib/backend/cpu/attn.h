@@ -5,8 +5,8 @@
  * absolute positions and are widened to f32 in the microkernel's panel layout, a piece at a time:
  *   keys    32 keys of one head      (d, 32), column = key
  *   values  32 columns of one head   (64, 32), row = key
- * A unit that is a single tile widens each piece into the worker's own small buffer just before it is used (it stays in
- * L1); otherwise all blocks of a round are widened once for all tiles. Private to backend/cpu. */
+ * A tile of a unit that has one or two of them widens each piece into the worker's own small buffer just before it is
+ * used (it stays in L1); otherwise all blocks of a round are widened once for all tiles. Private to backend/cpu. */
 #ifndef MLA_BACKEND_CPU_ATTN_H
 #define MLA_BACKEND_CPU_ATTN_H
 #include "backend/cpu/cpu.h"
@@ -19,7 +19,7 @@ typedef struct {
     size_t ldo;                 /* row stride of the running outputs */
     size_t kblk, k2blk, vblk;   /* f32 elements of one block of one head */
     size_t block_elems;         /* one block of all heads; fused: the largest piece */
-    bool fused;                 /* each tile widens its own pieces: it is the only tile of its unit */
+    bool fused;                 /* each tile widens its own pieces: its unit has one or two tiles */
     size_t nh, nt, htiles, ttiles, ntiles;
     size_t t0, T;               /* queries of this round */
     size_t b0, nb;              /* key blocks of this round */
