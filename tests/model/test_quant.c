@@ -444,6 +444,35 @@ START_TEST(config_in_text_config)
 }
 END_TEST
 
+/* A config that quantizes only the cache leaves every matrix plain; the same words about weights are held against them. */
+START_TEST(cache_only_config)
+{
+    static const char *const ALGO[] = {"NO_QUANT", "FP8"};
+    mla_err err = {0};
+    mla_model *m = NULL;
+    mla_json *doc;
+    char *dir = mla_test_tmpdir(), *real = realpath(mla_fixture("tiny-hybrid/model.safetensors"), NULL);
+    ck_assert(real && symlink(real, in_dir(dir, "model.safetensors")) == 0);
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mla_json_read(&doc, mla_fixture("tiny-hybrid/config.json"), 1 << 20, &err));
+        mla_jv *q = mla_jv_set_obj(mla_json_root(doc), "quantization_config");
+        ck_assert(mla_jv_set_str(q, "quant_method", "modelopt") && mla_jv_set_str(q, "quant_algo", ALGO[i]));
+        ck_ok(mla_json_write(in_dir(dir, "config.json"), mla_json_root(doc), &err));
+        mla_json_free(doc);
+        if (i) {
+            ck_refused(mla_model_open(&m, dir, &err), MLA_EFORMAT, "stored plain, but quant_algo FP8 quantizes it");
+        } else {
+            ck_ok(mla_model_open(&m, dir, &err));
+            ck_assert(!mla_model_config(m)->weights_quantized);
+            mla_model_close(m);
+        }
+    }
+    free(real);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
 /* Every allocation of an open fails in turn. */
 START_TEST(out_of_memory)
 {
@@ -479,6 +508,7 @@ Suite *model_quant_suite(void)
     tcase_add_loop_test(t, retrofit_keeps_the_config, 0, (int)(sizeof WRITTEN / sizeof *WRITTEN));
     tcase_add_test(t, fresh_list_keeps_the_head_plain);
     tcase_add_test(t, config_in_text_config);
+    tcase_add_test(t, cache_only_config);
     tcase_add_test(t, out_of_memory);
     suite_add_tcase(s, t);
     return s;
