@@ -109,6 +109,9 @@ typedef struct {
     size_t kh, k2h, vh;      /* heads of each part; divide H */
     size_t T, H, dk, dk2, dv, pos0;
     float scale;
+    /* Products of queries and keys, of probabilities and values in bf16 (operands rounded to nearest), sums and softmax
+     * in fp32: for MLA_PREC_BF16 runs. A wish: devices without such products compute in fp32. */
+    bool bf16;
     /* Observation, all may be NULL (host-visible accumulators are downloaded by the caller):
      * p2 (S): p2[s] += sum_{t,h} p_ths^2, the token weights of a latent; adds no other work. */
     mla_mem *p2;             /* f64 (pos0 + T) */

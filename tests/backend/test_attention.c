@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/rng.h"
 #include "lab.h"
 #include "tensor/bound.h"
+#include "tensor/fp.h"
 
 typedef struct {
     const char *what;
@@ -84,7 +84,7 @@ static mla_kv_view view_of(const attn_case *c, const attn_data *d, char *st, siz
 }
 
 /* Queries t0 .. t0+n-1 of the case, into the same rows of o. */
-static mla_attn_args args_of(const attn_data *d, float *o, size_t t0, size_t n)
+static mla_attn_args args_of(const attn_data *d, float *o, size_t t0, size_t n, bool bf16)
 {
     const attn_case *c = d->c;
     return (mla_attn_args){
@@ -92,7 +92,7 @@ static mla_attn_args args_of(const attn_data *d, float *o, size_t t0, size_t n)
         .qh_stride = c->dk, .q2 = c->k2h ? dev(d->q2 + t0 * c->H * c->dk2) : NULL, .ldq2 = c->H * c->dk2, .q2h_stride = c->dk2,
         .k = view_of(c, d, d->kst, d->kw, c->dk), .k2 = view_of(c, d, d->k2st, d->k2w, c->dk2),
         .v = view_of(c, d, d->vst, d->vw, c->dv), .kh = c->kh, .k2h = c->k2h, .vh = c->vh, .T = n, .H = c->H, .dk = c->dk,
-        .dk2 = c->k2h ? c->dk2 : 0, .dv = c->dv, .pos0 = c->pos0 + t0, .scale = (float)(1 / sqrt((double)(c->dk + c->dk2)))};
+        .dk2 = c->k2h ? c->dk2 : 0, .dv = c->dv, .pos0 = c->pos0 + t0, .scale = (float)(1 / sqrt((double)(c->dk + c->dk2))), .bf16 = bf16};
 }
 
 static void reference(const attn_data *d, double *o, double *p2)
@@ -111,70 +111,89 @@ static double tolerance(const attn_case *c)
     return 6 * (2 * logit + mla_gamma(MLA_F32, c->pos0 + c->T + 16));
 }
 
-static void check_values(mla_backend *be, mla_isa isa)
+static void round_to_bf16(float *x, size_t n)
+{
+    for (size_t i = 0; x && i < n; i++) x[i] = mla_bf16_f32(mla_f32_bf16(x[i]));
+}
+
+static void check_case(mla_backend *be, const attn_case *c, bool pairs, bool bf16)
 {
     mla_err err = {0};
-    (void)isa;
-    for (size_t i = 0; i < NCASES; i++) {
-        const attn_case *c = &CASES[i];
-        attn_data d = make(be, c);
-        size_t n = c->T * c->H * c->dv;
-        float *o = lab_poisoned(n);
-        double *want = mla_alloc(n, 1, sizeof *want), *p2w = mla_alloc(d.S, 1, sizeof *p2w), *p2 = mla_alloc(d.S, 1, sizeof *p2);
-        float *probs = lab_poisoned(c->H * c->T * d.S);
-        mla_attn_args a = args_of(&d, o, 0, c->T);
-        reference(&d, want, p2w);
-        a.p2 = dev(p2), a.probs = dev(probs);
-        ck_ok(be->ops->attention(be, &a, &err));
-        ck_assert(lab_close(c->what, o, want, n, tolerance(c)));
-        for (size_t s = 0; s < d.S; s++) ck_assert_msg(fabs(p2[s] - p2w[s]) <= (double)(c->T * c->H) * tolerance(c), "%s: p2[%zu]", c->what, s);
-        for (size_t r = 0; r < c->H * c->T; r++) {
-            double sum = 0;
-            for (size_t s = 0; s < d.S; s++) sum += probs[r * d.S + s];
-            ck_assert_msg(fabs(sum - 1) <= mla_gamma(MLA_F32, d.S + 16), "%s: probabilities of row %zu sum to %g", c->what, r, sum);
-        }
-        mla_free(o), mla_free(want), mla_free(p2w), mla_free(p2), mla_free(probs);
-        drop(&d);
+    attn_data d = make(be, c);
+    size_t n = c->T * c->H * c->dv;
+    float *o = lab_poisoned(n);
+    double *want = mla_alloc(n, 1, sizeof *want), *p2w = mla_alloc(d.S, 1, sizeof *p2w), *p2 = mla_alloc(d.S, 1, sizeof *p2);
+    float *probs = lab_poisoned(c->H * c->T * d.S);
+    mla_attn_args a = args_of(&d, o, 0, c->T, bf16);
+    a.p2 = dev(p2), a.probs = dev(probs);
+    ck_ok(be->ops->attention(be, &a, &err));
+    double tol = tolerance(c);
+    if (pairs) { /* against rounded operands: left are the rounding of p, and v of the last block, which stays f32 */
+        round_to_bf16(d.q, c->T * c->H * c->dk), round_to_bf16(d.q2, c->T * c->H * c->dk2);
+        round_to_bf16(d.k, d.S * d.kw), round_to_bf16(d.k2, d.S * d.k2w), round_to_bf16(d.v, d.S * d.vw);
+        tol += 2 * 0x1p-8 * 6; /* |v| < 6 */
     }
+    reference(&d, want, p2w);
+    ck_assert(lab_close(c->what, o, want, n, tol));
+    for (size_t s = 0; s < d.S; s++)
+        ck_assert_msg(fabs(p2[s] - p2w[s]) <= (double)(c->T * c->H) * tolerance(c), "%s: p2[%zu] %g, want %g", c->what, s, p2[s], p2w[s]);
+    for (size_t r = 0; r < c->H * c->T; r++) {
+        double sum = 0;
+        for (size_t s = 0; s < d.S; s++) sum += probs[r * d.S + s];
+        ck_assert_msg(fabs(sum - 1) <= mla_gamma(MLA_F32, d.S + 16), "%s: probabilities of row %zu sum to %g", c->what, r, sum);
+    }
+    mla_free(o), mla_free(want), mla_free(p2w), mla_free(p2), mla_free(probs);
+    drop(&d);
+}
+
+static void check_values(mla_backend *be, mla_isa isa)
+{
+    for (size_t i = 0; i < NCASES; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) check_case(be, &CASES[i], bf16 && isa == MLA_ISA_AVX512BF16, bf16);
 }
 
 START_TEST(values_match_fp64) { lab_each_isa("attention", 2, check_values); }
 END_TEST
 
 /* One call of T queries, T calls of one, uneven chunks, other thread counts: the same bits. */
-static void check_chunks(mla_backend *be, mla_isa isa)
+static void check_cuts(mla_backend *be, mla_isa isa, const attn_case *c, bool bf16)
 {
     mla_err err = {0};
+    attn_data d = make(be, c);
+    size_t n = c->T * c->H * c->dv;
+    float *all = lab_poisoned(n), *part = lab_poisoned(n);
+    double *p2 = mla_alloc(d.S, 1, sizeof *p2), *p2b = mla_alloc(d.S, 1, sizeof *p2b);
+    mla_attn_args a = args_of(&d, all, 0, c->T, bf16);
+    a.p2 = dev(p2);
+    ck_ok(be->ops->attention(be, &a, &err));
+    for (size_t step = 1; step <= 11; step += 5) {
+        memset(part, 0xff, n * sizeof *part);
+        for (size_t t = 0; t < c->T; t += step) {
+            a = args_of(&d, part, t, step < c->T - t ? step : c->T - t, bf16);
+            ck_ok(be->ops->attention(be, &a, &err));
+        }
+        ck_assert_msg(lab_same_bits(c->what, part, all, n), "%s: steps of %zu", c->what, step);
+    }
+    for (size_t threads = 1; threads <= 5; threads += threads == 3 ? 2 : 1) {
+        mla_backend *b2 = lab_open(isa, threads);
+        memset(part, 0xff, n * sizeof *part);
+        memset(p2b, 0, d.S * sizeof *p2b);
+        a = args_of(&d, part, 0, c->T, bf16);
+        a.p2 = dev(p2b);
+        ck_ok(b2->ops->attention(b2, &a, &err));
+        ck_assert_msg(lab_same_bits(c->what, part, all, n), "%s: %zu threads", c->what, threads);
+        ck_assert_msg(!memcmp(p2, p2b, d.S * sizeof *p2), "%s: p2 with %zu threads", c->what, threads);
+        mla_backend_close(b2);
+    }
+    mla_free(all), mla_free(part), mla_free(p2), mla_free(p2b);
+    drop(&d);
+}
+
+static void check_chunks(mla_backend *be, mla_isa isa)
+{
     for (size_t i = 0; i < NCASES; i++) {
-        const attn_case *c = &CASES[i];
-        attn_data d = make(be, c);
-        size_t n = c->T * c->H * c->dv;
-        float *all = lab_poisoned(n), *part = lab_poisoned(n);
-        double *p2 = mla_alloc(d.S, 1, sizeof *p2), *p2b = mla_alloc(d.S, 1, sizeof *p2b);
-        mla_attn_args a = args_of(&d, all, 0, c->T);
-        a.p2 = dev(p2);
-        ck_ok(be->ops->attention(be, &a, &err));
-        for (size_t step = 1; step <= 11; step += 5) {
-            memset(part, 0xff, n * sizeof *part);
-            for (size_t t = 0; t < c->T; t += step) {
-                a = args_of(&d, part, t, step < c->T - t ? step : c->T - t);
-                ck_ok(be->ops->attention(be, &a, &err));
-            }
-            ck_assert_msg(lab_same_bits(c->what, part, all, n), "%s: steps of %zu", c->what, step);
-        }
-        for (size_t threads = 1; threads <= 5; threads += threads == 3 ? 2 : 1) {
-            mla_backend *b2 = lab_open(isa, threads);
-            memset(part, 0xff, n * sizeof *part);
-            memset(p2b, 0, d.S * sizeof *p2b);
-            a = args_of(&d, part, 0, c->T);
-            a.p2 = dev(p2b);
-            ck_ok(b2->ops->attention(b2, &a, &err));
-            ck_assert_msg(lab_same_bits(c->what, part, all, n), "%s: %zu threads", c->what, threads);
-            ck_assert_msg(!memcmp(p2, p2b, d.S * sizeof *p2), "%s: p2 with %zu threads", c->what, threads);
-            mla_backend_close(b2);
-        }
-        mla_free(all), mla_free(part), mla_free(p2), mla_free(p2b);
-        drop(&d);
+        check_cuts(be, isa, &CASES[i], false);
+        if (isa == MLA_ISA_AVX512BF16) check_cuts(be, isa, &CASES[i], true);
     }
 }
 
@@ -196,7 +215,7 @@ START_TEST(variants_agree_bit_by_bit)
             attn_data d = make(ref, &CASES[i]);
             size_t n = CASES[i].T * CASES[i].H * CASES[i].dv;
             float *x = lab_poisoned(n), *y = lab_poisoned(n);
-            mla_attn_args a = args_of(&d, x, 0, CASES[i].T);
+            mla_attn_args a = args_of(&d, x, 0, CASES[i].T, false);
             ck_ok(ref->ops->attention(ref, &a, &err));
             a.o = dev(y);
             ck_ok(be->ops->attention(be, &a, &err));
@@ -211,15 +230,14 @@ START_TEST(variants_agree_bit_by_bit)
 END_TEST
 
 /* Planted faults: a future key's NaN must not reach an earlier query; a changed visible key must change the result. */
-static void check_causality(mla_backend *be, mla_isa isa)
+static void check_leaks(mla_backend *be, bool bf16)
 {
     mla_err err = {0};
     const attn_case *c = &CASES[1];
     attn_data d = make(be, c);
     size_t n = c->H * c->dv, last = d.S - 1;
     float *o = lab_poisoned(c->T * n), *o2 = lab_poisoned(c->T * n);
-    (void)isa;
-    mla_attn_args a = args_of(&d, o, 0, c->T);
+    mla_attn_args a = args_of(&d, o, 0, c->T, bf16);
     ck_ok(be->ops->attention(be, &a, &err));
     for (size_t i = 0; i < d.vw; i++) ((float *)(void *)d.vst)[last * d.vw + i] = NAN;
     for (size_t i = 0; i < d.kw; i++) ((float *)(void *)d.kst)[last * d.kw + i] = INFINITY;
@@ -227,11 +245,18 @@ static void check_causality(mla_backend *be, mla_isa isa)
     ck_ok(be->ops->attention(be, &a, &err));
     ck_assert(lab_same_bits("earlier queries", o2, o, (c->T - 1) * n));
     ck_assert_uint_eq(mla_count_nonfinite(o2 + (c->T - 1) * n, n, NULL), n);
-    ((float *)(void *)d.kst)[3] += 1; /* the first key is seen by every query but the very first, which sees nothing else */
+    ((float *)(void *)d.kst)[3] += 1; /* every query but the very first sees the first key among others */
     ck_ok(be->ops->attention(be, &a, &err));
     ck_assert(!lab_same_bits("control", o2, o, (c->T - 1) * n));
     mla_free(o), mla_free(o2);
     drop(&d);
+}
+
+static void check_causality(mla_backend *be, mla_isa isa)
+{
+    (void)isa;
+    check_leaks(be, false);
+    check_leaks(be, true);
 }
 
 START_TEST(future_keys_never_leak) { lab_each_isa("attention causality", 2, check_causality); }
@@ -248,12 +273,12 @@ static void check_extremes(mla_backend *be, mla_isa isa)
     (void)isa;
     for (size_t i = 0; i < 70 * 8; i++) d.q[i] *= 300;
     reference(&d, want, NULL);
-    mla_attn_args a = args_of(&d, o, 0, 70);
+    mla_attn_args a = args_of(&d, o, 0, 70, false);
     ck_ok(be->ops->attention(be, &a, &err));
     ck_assert(lab_close("extremes", o, want, 70 * 6, 300 * tolerance(&c)));
     a.kh = 3;
     ck_refused(be->ops->attention(be, &a, &err), MLA_EINVAL, "must divide");
-    a = args_of(&d, o, 0, 70);
+    a = args_of(&d, o, 0, 70, false);
     a.v.dtype = MLA_F16;
     ck_refused(be->ops->attention(be, &a, &err), MLA_EUNSUPPORTED, "F16");
     mla_free(o);

@@ -38,7 +38,7 @@ static void rows_at(mla_backend *be, size_t d)
     ck_ok(be->ops->gram(be, &(mla_gram_args){.acc = dev(acc), .x = dev(x), .ldx = d, .T = 3, .n = d}, &err));
 }
 
-static void attention_at(mla_backend *be, size_t d, size_t T, mla_dtype t)
+static void attention_at(mla_backend *be, size_t d, size_t T, mla_dtype t, bool bf16)
 {
     mla_err err = {0};
     const size_t H = 4, G = 2, es = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1, bytes = T * G * d * es;
@@ -49,7 +49,7 @@ static void attention_at(mla_backend *be, size_t d, size_t T, mla_dtype t)
     for (size_t n = 1; n <= T; n += T - 1) { /* decode and prefill */
         float *q = lab_guarded(n * H * d, 3), *o = lab_guarded(n * H * d, 4), *p2 = lab_guarded(2 * T, 5), *probs = lab_guarded(H * n * T, 6);
         mla_attn_args a = {.o = dev(o), .ldo = H * d, .q = dev(q), .ldq = H * d, .qh_stride = d, .k = v, .v = v, .kh = G, .vh = G, .T = n,
-                           .H = H, .dk = d, .dv = d, .pos0 = T - n, .scale = 1, .p2 = dev(p2), .probs = dev(probs)};
+                           .H = H, .dk = d, .dv = d, .pos0 = T - n, .scale = 1, .bf16 = bf16, .p2 = dev(p2), .probs = dev(probs)};
         ck_ok(be->ops->attention(be, &a, &err));
         ck_assert_uint_eq(mla_count_nonfinite(o, n * H * d, NULL), 0);
     }
@@ -72,7 +72,7 @@ static void check_edges(mla_backend *be, mla_isa isa)
     for (size_t i = 0; i < sizeof D / sizeof *D; i++) {
         linear_at(be, 1 + i * 2, D[i], D[(i * 3 + 1) % 10]);
         rows_at(be, D[i]);
-        for (int t = 0; t < 3; t++) attention_at(be, D[i], 5 + 13 * i, t == 0 ? MLA_F32 : t == 1 ? MLA_BF16 : MLA_F8_E4M3);
+        for (int t = 0; t < 6; t++) attention_at(be, D[i], 5 + 13 * i, t / 2 == 0 ? MLA_F32 : t / 2 == 1 ? MLA_BF16 : MLA_F8_E4M3, t & 1);
         gdn_at(be, D[i], 3, 0);
         gdn_at(be, D[i], 1, 0);
         gdn_at(be, D[i], 9, 4);

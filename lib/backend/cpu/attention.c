@@ -40,12 +40,15 @@ static void shape(mla_attn_job *j, const mla_cpu *c, const mla_attn_args *a)
     size_t k2h = a->q2 ? a->k2h : 0, dvp = mla_ceil_div(a->dv, MLA_NR) * MLA_NR;
     *j = (mla_attn_job){.k = c->k, .a = a, .units = gcd(a->kh, a->vh)};
     j->U = a->H / j->units;
-    j->kpanels = mla_ceil_div(a->dk, MLA_KP);
-    j->k2panels = k2h ? mla_ceil_div(a->dk2, MLA_KP) : 0;
+    j->pairs = a->bf16 && c->k->bf16_pairs;
+    j->kp = j->pairs ? 2 * MLA_KP : MLA_KP;
+    j->kpanels = mla_ceil_div(a->dk, j->kp);
+    j->k2panels = k2h ? mla_ceil_div(a->dk2, j->kp) : 0;
     j->ldo = dvp + 16; /* not a multiple of the L1 way size */
     j->kblk = MLA_BLOCK * a->dk;
     j->k2blk = k2h ? MLA_BLOCK * a->dk2 : 0;
     j->vblk = MLA_BLOCK * dvp;
+    j->vpairs = j->pairs ? MLA_BLOCK / 2 * dvp : 0;
 }
 
 /* Tile shape for T queries. With an observer it must not depend on the thread count: partial sums follow tiles. */
@@ -61,8 +64,8 @@ static void tile_shape(mla_attn_job *j, size_t T, size_t threads)
     j->ntiles = j->units * j->htiles * j->ttiles;
     j->fused = j->ttiles == 1 && j->htiles <= 2; /* two tiles widening the same keys cost less than waiting for each other */
     size_t k2h = j->a->q2 ? j->a->k2h : 0, widest = j->a->dk > j->a->dk2 ? j->a->dk : j->a->dk2;
-    if (widest < MLA_BLOCK) widest = MLA_BLOCK; /* a piece of values has 64 rows */
-    j->block_elems = j->fused ? widest * MLA_NR : j->a->kh * j->kblk + k2h * j->k2blk + j->a->vh * j->vblk;
+    if (widest < 3 * MLA_BLOCK / 2) widest = 3 * MLA_BLOCK / 2; /* a piece of values has 64 rows, and 32 of pairs */
+    j->block_elems = j->fused ? widest * MLA_NR : j->a->kh * j->kblk + k2h * j->k2blk + j->a->vh * (j->vblk + j->vpairs);
     j->work_elems = mla_attn_work_elems(j);
 }
 
@@ -117,7 +120,7 @@ static void run_pass(mla_attn_job *j, mla_pool *pool, bool observe)
     for (j->b0 = 0; j->b0 < blocks; j->b0 += j->nb) {
         j->nb = mla_min_size(most, blocks - j->b0);
         if (!j->fused && j->b0 < used) mla_par_for(pool, mla_min_size(j->nb, used - j->b0) * heads, 1, mla_attn_widen, j);
-        mla_par_for(pool, j->ntiles, 1, mla_attn_tiles, j);
+        mla_par_for(pool, j->ntiles, j->fused ? mla_ceil_div(j->ntiles, mla_pool_threads(pool)) : 1, mla_attn_tiles, j);
         if (observe && a->p2 && j->b0 < used)
             mla_par_for(pool, mla_min_size(j->nb * MLA_BLOCK, keys - j->b0 * MLA_BLOCK), 256, add_p2, j);
     }

@@ -5,6 +5,8 @@
  * absolute positions and are widened to f32 in the microkernel's panel layout, a piece at a time:
  *   keys    32 keys of one head      (d, 32), column = key
  *   values  32 columns of one head   (64, 32), row = key
+ * In bf16 (args.bf16, and the variant has pair products) keys are pairs of dims, values of whole blocks pairs of keys;
+ * a block that a query sees in part is added in f32, so that no later key is ever multiplied.
  * A tile of a unit that has one or two of them widens each piece into the worker's own small buffer just before it is
  * used (it stays in L1); otherwise all blocks of a round are widened once for all tiles. Private to backend/cpu. */
 #ifndef MLA_BACKEND_CPU_ATTN_H
@@ -15,9 +17,12 @@ typedef struct {
     const mla_cpu_kern *k;
     const mla_attn_args *a;
     size_t units, U;            /* heads per unit */
+    bool pairs;                 /* bf16 pair products */
+    size_t kp;                  /* dims per k panel */
     size_t kpanels, k2panels;   /* k panels of the two parts of a dot product */
     size_t ldo;                 /* row stride of the running outputs */
     size_t kblk, k2blk, vblk;   /* f32 elements of one block of one head */
+    size_t vpairs;              /* elements of the pairs of one block of one V head; 0 without pairs */
     size_t block_elems;         /* one block of all heads; fused: the largest piece */
     bool fused;                 /* each tile widens its own pieces: its unit has one or two tiles */
     size_t nh, nt, htiles, ttiles, ntiles;
@@ -56,6 +61,7 @@ void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker);
 
 /* Finds the rows of a head. In a shared round only head and block are noted. */
 void mla_attn_find(const mla_attn_job *j, int part, size_t head, size_t block, mla_attn_head *h);
-/* Keys from, from+1, .. from+31 (from 0 or 32), or columns from .. from+31 of the values: shared, or widened into buf. */
-const float *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *buf);
+/* Keys from, from+1, .. from+31 (from 0 or 32), or columns from .. from+31 of the values, as f32 or pairs: shared, or
+ * widened into buf. */
+const void *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, bool pairs, float *buf);
 #endif

@@ -44,31 +44,32 @@ static void find_rows(const mla_attn_job *j, int part, size_t head, size_t block
     for (size_t i = more; i < h->n; i++) h->next[i] = h->row[i];
 }
 
-static void widen_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *dst)
+static void widen_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, bool pairs, void *dst)
 {
     const mla_kv_view *v = view_of(j, h->part);
     bool values = h->part == MLA_PART_V;
     size_t at = values ? 0 : from, d = dim_of(j, h->part);
     mla_stored_rows r = {.row = h->row + at, .next = h->next + at, .dtype = v->dtype, .n = h->n - at, .scale = v->scale};
     r.d = values ? mla_min_size(MLA_NR, d - from) : d;
-    if (values) {
-        r.col = from;
-        j->k->values(dst, &r);
-        return;
-    }
-    r.n = mla_min_size(MLA_NR, r.n);
-    j->k->keys(dst, &r);
+    r.col = values ? from : 0;
+    if (!values) r.n = mla_min_size(MLA_NR, r.n);
+    if (pairs)
+        (values ? j->k->value_pairs : j->k->key_pairs)(dst, &r);
+    else
+        (values ? j->k->values : j->k->keys)(dst, &r);
 }
 
-/* Where a head's block lies in the shared area. */
-static float *shared(const mla_attn_job *j, int part, size_t head, size_t block)
+/* Where a piece lies in the shared area: [k heads][k2 heads][v heads, f32][v heads, pairs]. */
+static float *shared(const mla_attn_job *j, const mla_attn_head *h, size_t from, bool pairs)
 {
     const mla_attn_args *a = j->a;
-    float *p = j->blocks + (block - j->b0) * j->block_elems;
-    if (part == MLA_PART_K) return p + head * j->kblk;
+    float *p = j->blocks + (h->block - j->b0) * j->block_elems;
+    if (h->part == MLA_PART_K) return p + h->head * j->kblk + from * a->dk;
     p += a->kh * j->kblk;
-    if (part == MLA_PART_K2) return p + head * j->k2blk;
-    return p + (a->q2 ? a->k2h : 0) * j->k2blk + head * j->vblk;
+    if (h->part == MLA_PART_K2) return p + h->head * j->k2blk + from * a->dk2;
+    p += (a->q2 ? a->k2h : 0) * j->k2blk;
+    if (!pairs) return p + h->head * j->vblk + from * MLA_BLOCK;
+    return p + a->vh * j->vblk + h->head * j->vpairs + from * (MLA_BLOCK / 2);
 }
 
 /* piece = (block, head of one part) */
@@ -83,9 +84,11 @@ void mla_attn_widen(void *ctx, size_t begin, size_t end, size_t worker)
         size_t b = i / per, x = i % per;
         int part = x < a->kh ? MLA_PART_K : x < a->kh + k2h ? MLA_PART_K2 : MLA_PART_V;
         find_rows(j, part, part == MLA_PART_K ? x : part == MLA_PART_K2 ? x - a->kh : x - a->kh - k2h, j->b0 + b, &h);
-        float *dst = shared(j, part, h.head, h.block);
-        size_t d = dim_of(j, part), end_of = part == MLA_PART_V ? d : h.n, step = part == MLA_PART_V ? MLA_BLOCK : d;
-        for (size_t from = 0; from < end_of; from += MLA_NR) widen_piece(j, &h, from, dst + from * step);
+        bool values = part == MLA_PART_V, partial = (h.block + 1) * MLA_BLOCK > a->pos0 + j->t0 + 1; /* for some query */
+        for (size_t from = 0; from < (values ? a->dv : h.n); from += MLA_NR) {
+            if (j->pairs && (!values || h.n == MLA_BLOCK)) widen_piece(j, &h, from, true, shared(j, &h, from, true));
+            if (!j->pairs || (values && partial)) widen_piece(j, &h, from, false, shared(j, &h, from, false));
+        }
     }
 }
 
@@ -97,9 +100,9 @@ void mla_attn_find(const mla_attn_job *j, int part, size_t head, size_t block, m
         h->part = part, h->head = head, h->block = block;
 }
 
-const float *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, float *buf)
+const void *mla_attn_piece(const mla_attn_job *j, const mla_attn_head *h, size_t from, bool pairs, float *buf)
 {
-    if (!j->fused) return shared(j, h->part, h->head, h->block) + from * (h->part == MLA_PART_V ? MLA_BLOCK : dim_of(j, h->part));
-    widen_piece(j, h, from, buf);
+    if (!j->fused) return shared(j, h, from, pairs);
+    widen_piece(j, h, from, pairs, buf);
     return buf;
 }

@@ -50,7 +50,20 @@ mla_attn_tile mla_attn_tile_at(const mla_attn_job *j, size_t index)
     return t;
 }
 
-/* Packs the queries of a tile by k panels and empties its running state. */
+/* One query by k panels, R rows apart; returns where the next part goes. */
+static float *pack_query(const mla_attn_job *j, float *dst, const float *q, size_t d)
+{
+    for (size_t p = 0; p < d; p += j->kp, dst += mla_attn_rows(j) * MLA_LDA) {
+        size_t n = mla_min_size(j->kp, d - p);
+        if (j->pairs)
+            j->k->round_a(dst, q + p, n);
+        else
+            memcpy(dst, q + p, n * sizeof *q);
+    }
+    return dst;
+}
+
+/* Packs the queries of a tile and empties its running state. */
 static void start_tile(const mla_attn_job *j, const mla_attn_tile *t)
 {
     const mla_attn_args *a = j->a;
@@ -59,12 +72,8 @@ static void start_tile(const mla_attn_job *j, const mla_attn_tile *t)
         for (size_t i = 0; i < t->nt; i++) {
             size_t row = h * t->nt + i, tok = j->t0 + t->ta + i;
             const float *q = mla_cf32p(a->q) + tok * a->ldq + (t->h0 + h) * a->qh_stride;
-            const float *q2 = a->q2 ? mla_cf32p(a->q2) + tok * a->ldq2 + (t->h0 + h) * a->q2h_stride : NULL;
-            float *dst = t->q + row * MLA_LDA;
-            for (size_t p = 0; p < j->kpanels; p++, dst += R * MLA_LDA)
-                memcpy(dst, q + p * MLA_KP, mla_min_size(MLA_KP, a->dk - p * MLA_KP) * sizeof *q);
-            for (size_t p = 0; p < j->k2panels; p++, dst += R * MLA_LDA)
-                memcpy(dst, q2 + p * MLA_KP, mla_min_size(MLA_KP, a->dk2 - p * MLA_KP) * sizeof *q);
+            float *dst = pack_query(j, t->q + row * MLA_LDA, q, a->dk);
+            if (a->q2) pack_query(j, dst, mla_cf32p(a->q2) + tok * a->ldq2 + (t->h0 + h) * a->q2h_stride, a->dk2);
             t->m[row] = -INFINITY;
             t->l[row] = 0;
         }
@@ -91,12 +100,13 @@ static void part_logits(const mla_attn_job *j, const mla_attn_tile *t, int part,
         he = run_end(j, t, h, heads);
         mla_attn_find(j, part, (t->h0 + h) * heads / a->H, block, &head);
         for (size_t half = 0; half < n; half += MLA_NR) {
-            const float *k = mla_attn_piece(j, &head, half, w->buf);
+            const float *k = mla_attn_piece(j, &head, half, j->pairs, w->buf); /* or pairs: elements of the same size */
             for (size_t p = 0; p < panels; p++)
                 for (size_t r = h * t->nt; r < he * t->nt; r += MLA_MR) {
+                    size_t n_k = mla_min_size(j->kp, d - p * j->kp);
                     mla_tile g = {.a = q + (p * R + r) * MLA_LDA, .b = k + p * MLA_KP * MLA_NR, .c = w->s + r * MLA_BLOCK + half,
-                                  .ldc = MLA_BLOCK, .k = mla_min_size(MLA_KP, d - p * MLA_KP), .alpha = second || p ? ONES : NULL};
-                    j->k->tile_f32(mla_min_size(MLA_MR, he * t->nt - r), &g);
+                                  .ldc = MLA_BLOCK, .k = j->pairs ? (n_k + 1) / 2 : n_k, .alpha = second || p ? ONES : NULL};
+                    (j->pairs ? j->k->tile_bf16 : j->k->tile_f32)(mla_min_size(MLA_MR, he * t->nt - r), &g);
                 }
         }
     }
@@ -108,12 +118,13 @@ typedef struct { /* rows of one product o = al o + p v */
     size_t ldo, keys;
 } value_rows;
 
-static void add_rows(const mla_attn_job *j, const tile_work *w, const value_rows *v, const float *panel)
+static void add_rows(const mla_attn_job *j, const tile_work *w, const value_rows *v, const void *panel)
 {
+    bool pairs = j->pairs && v->keys == MLA_BLOCK;
     for (size_t r = 0; r < v->rows; r += MLA_MR) {
-        mla_tile g = {.a = w->p + (v->row + r) * MLA_LDA, .b = panel, .c = v->o + r * v->ldo, .ldc = v->ldo, .k = v->keys,
+        mla_tile g = {.a = w->p + (v->row + r) * MLA_LDA, .b = panel, .c = v->o + r * v->ldo, .ldc = v->ldo, .k = pairs ? MLA_BLOCK / 2 : v->keys,
                       .alpha = w->al + v->row + r};
-        j->k->tile_f32(mla_min_size(MLA_MR, v->rows - r), &g);
+        (pairs ? j->k->tile_bf16 : j->k->tile_f32)(mla_min_size(MLA_MR, v->rows - r), &g);
     }
 }
 
@@ -129,17 +140,19 @@ static size_t visible(const mla_attn_job *j, const mla_attn_tile *t, size_t i, s
 static void add_values(const mla_attn_job *j, const mla_attn_tile *t, size_t block, bool whole, const tile_work *w)
 {
     const mla_attn_args *a = j->a;
+    bool pairs = j->pairs && visible(j, t, t->nt - 1, block) == MLA_BLOCK;
     mla_attn_head head;
     for (size_t h = 0, he; h < t->nh; h = he) {
         he = run_end(j, t, h, a->vh);
         mla_attn_find(j, MLA_PART_V, (t->h0 + h) * a->vh / a->H, block, &head);
         for (size_t c = 0; c < a->dv; c += MLA_NR) {
-            const float *panel = mla_attn_piece(j, &head, c, w->buf);
+            const void *part = j->pairs && whole ? NULL : mla_attn_piece(j, &head, c, false, w->buf);
+            const void *full = pairs ? mla_attn_piece(j, &head, c, true, w->buf + (j->fused ? MLA_BLOCK * MLA_NR : 0)) : part;
             value_rows v = {h * t->nt, (he - h) * t->nt, t->o + h * t->nt * j->ldo + c, j->ldo, MLA_BLOCK};
-            if (whole) add_rows(j, w, &v, panel);
+            if (whole) add_rows(j, w, &v, full);
             for (size_t i = 0; !whole && i < t->nt; i++) {
                 v = (value_rows){i * t->nh + h, he - h, t->o + (h * t->nt + i) * j->ldo + c, t->nt * j->ldo, visible(j, t, i, block)};
-                if (v.keys) add_rows(j, w, &v, panel);
+                if (v.keys) add_rows(j, w, &v, v.keys == MLA_BLOCK ? full : part);
             }
         }
     }
@@ -155,6 +168,8 @@ static void attend(const mla_attn_job *j, const mla_attn_tile *t, size_t block, 
         }
     mla_softmax_rows r = {w->s, w->n, w->to, w->p, w->al, t->m, t->l, t->nh * t->nt, j->a->scale};
     j->k->softmax(&r);
+    for (size_t row = 0; j->pairs && row < r.rows; row++)
+        if (w->n[row] == MLA_BLOCK) j->k->round_a(w->p + w->to[row] * MLA_LDA, w->p + w->to[row] * MLA_LDA, MLA_BLOCK);
     add_values(j, t, block, whole, w);
 }
 
@@ -179,23 +194,26 @@ static void observe(const mla_attn_job *j, const mla_attn_tile *t, size_t block,
         }
 }
 
+static void tile_block(const mla_attn_job *j, size_t index, size_t block, const tile_work *w)
+{
+    mla_attn_tile t = mla_attn_tile_at(j, index);
+    size_t n = visible(j, &t, t.nt - 1, block);
+    if (block == 0 && !j->observe) start_tile(j, &t);
+    if (n) {
+        part_logits(j, &t, MLA_PART_K, block, n, w);
+        if (j->a->q2) part_logits(j, &t, MLA_PART_K2, block, n, w);
+        if (!j->observe) attend(j, &t, block, w);
+    }
+    if (j->observe) observe(j, &t, block, w);
+}
+
+/* Block by block over all tiles of the piece: in decode the heads of a block lie in the same cache rows. */
 void mla_attn_tiles(void *ctx, size_t begin, size_t end, size_t worker)
 {
     const mla_attn_job *j = ctx;
     tile_work w = cut_work(j, worker);
-    for (size_t i = begin; i < end; i++) {
-        mla_attn_tile t = mla_attn_tile_at(j, i);
-        if (j->b0 == 0 && !j->observe) start_tile(j, &t);
-        for (size_t b = j->b0; b < j->b0 + j->nb; b++) {
-            size_t n = visible(j, &t, t.nt - 1, b);
-            if (n) {
-                part_logits(j, &t, MLA_PART_K, b, n, &w);
-                if (j->a->q2) part_logits(j, &t, MLA_PART_K2, b, n, &w);
-                if (!j->observe) attend(j, &t, b, &w);
-            }
-            if (j->observe) observe(j, &t, b, &w);
-        }
-    }
+    for (size_t b = j->b0; b < j->b0 + j->nb; b++)
+        for (size_t i = begin; i < end; i++) tile_block(j, i, b, &w);
 }
 
 void mla_attn_finish(void *ctx, size_t begin, size_t end, size_t worker)

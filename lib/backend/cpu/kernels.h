@@ -75,7 +75,7 @@ typedef struct {
     void (*pack_f32)(float *dst, const float *src, size_t ld, size_t rows, size_t k);
     /* the same to bf16 pairs ((k+1)/2, MLA_NR), rounded to nearest even, an odd end padded with zero */
     void (*pack_bf16)(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k);
-    /* A rows: n values rounded to bf16, as f32 or as pairs (bf16_pairs) */
+    /* A rows: n values rounded to bf16, as f32 or as pairs (bf16_pairs); dst == src is fine */
     void (*round_a)(void *dst, const float *src, size_t n);
     /* n stored values to f32, times scale */
     void (*widen)(float *dst, const void *src, mla_dtype t, size_t n, float scale);
@@ -83,6 +83,9 @@ typedef struct {
     void (*keys)(float *dst, const mla_stored_rows *r);
     /* stored rows (n <= MLA_BLOCK, d <= MLA_NR) to one B panel (n, MLA_NR), columns from d on zero */
     void (*values)(float *dst, const mla_stored_rows *r);
+    /* the same two as bf16 pairs: ((d+1)/2, MLA_NR) pairs of dims, (n/2, MLA_NR) pairs of rows, n even; only with bf16_pairs */
+    void (*key_pairs)(uint32_t *dst, const mla_stored_rows *r);
+    void (*value_pairs)(uint32_t *dst, const mla_stored_rows *r);
     float (*sumsq)(const float *x, size_t n);
     float (*dot)(const float *x, const float *y, size_t n);
     void (*norm)(float *y, const float *x, const float *gain, float inv, size_t n);
