@@ -104,15 +104,33 @@ MLA_INLINE void value_pairs_of(const mla_dtype t, uint32_t *dst, const mla_store
         for (size_t h = 0; h < 2; h++) {
             size_t w = h ? w1 : w0, at = s->col + 16 * h;
             __m512 a = _mm512_mul_ps(stored16(t, s->row[i], at, w), scale), b = _mm512_mul_ps(stored16(t, s->row[i + 1], at, w), scale);
-            /* bf16 at scale 1 passes through the rounding unchanged */
             _mm512_storeu_si512(dst + 16 * h, pair_of(a, b));
         }
     }
 }
 
+/* bf16 at scale 1: two rows interleaved, nothing widened */
+static void plain_value_pairs(uint32_t *dst, const mla_stored_rows *s)
+{
+    __mmask32 mask = s->d < 32 ? ((__mmask32)1 << s->d) - 1 : ~(__mmask32)0;
+    __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i low = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16)); /* a_i, b_i */
+    __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (size_t i = 0; i + 1 < s->n; i += 2, dst += MLA_NR) {
+        const uint16_t *a = (const uint16_t *)s->row[i] + s->col, *b = (const uint16_t *)s->row[i + 1] + s->col;
+        _mm_prefetch((const char *)((const uint16_t *)s->next[i] + s->col), _MM_HINT_T1);
+        _mm_prefetch((const char *)((const uint16_t *)s->next[i + 1] + s->col), _MM_HINT_T1);
+        __m512i x = _mm512_maskz_loadu_epi16(mask, a), y = _mm512_maskz_loadu_epi16(mask, b);
+        _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(x, low, y));
+        _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, high, y));
+    }
+}
+
 static void value_pairs(uint32_t *dst, const mla_stored_rows *s)
 {
-    if (s->dtype == MLA_BF16)
+    if (s->dtype == MLA_BF16 && s->scale == 1)
+        plain_value_pairs(dst, s);
+    else if (s->dtype == MLA_BF16)
         value_pairs_of(MLA_BF16, dst, s);
     else if (s->dtype == MLA_F8_E4M3)
         value_pairs_of(MLA_F8_E4M3, dst, s);
