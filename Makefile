@@ -4,7 +4,12 @@
 # scripts/check-layers.sh proves it, and each test binary links its own layer and those before it only.
 BUILD   ?= build
 PREFIX  ?= /usr/local
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
+# make V=1 shows whole commands
+Q       := $(if $(V),,@)
+say      = $(if $(V),,@echo '  $(1)')
 PKGS    := libcjson libcrypto libzstd libpcre2-8 libutf8proc lapacke openblas
 
 LAYERS  := base tensor io quant text linalg backend model runtime retrofit calibrate verify
@@ -54,25 +59,30 @@ help:
 
 $(BUILD)/obj/%.o: lib/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(call isa_flags,$<) -c -o $@ $<
+	$(call say,CC $<)
+	$(Q)$(CC) $(CFLAGS_ALL) $(call isa_flags,$<) -c -o $@ $<
 
 $(BUILD)/obj/cmd/%.o: cmd/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -Icmd -c -o $@ $<
+	$(call say,CC $<)
+	$(Q)$(CC) $(CFLAGS_ALL) -Icmd -c -o $@ $<
 
 $(BUILD)/libmla.a: $(LIB_OBJ)
+	$(call say,AR $@)
 	@rm -f $@
-	ar rcs $@ $^
+	$(Q)ar rcs $@ $^
 
 $(BUILD)/bin/%: $(BUILD)/obj/cmd/%.o $(CMD_COMMON) $(BUILD)/libmla.a
 	@mkdir -p $(@D)
-	$(CC) -o $@ $^ $(LDLIBS_ALL)
+	$(call say,LD $@)
+	$(Q)$(CC) -o $@ $^ $(LDLIBS_ALL)
 
 # one test binary per layer, from every tests/<layer>/*.c and the shared helpers in tests/*.c
 define test_rule
 $(BUILD)/tests/test_$(1): $$(wildcard tests/$(1)/*.c tests/*.c tests/*.h tests/$(1)/*.h) $$(call objs_upto,$(1))
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS_ALL) -Itests -o $$@ $$(filter %.c %.o,$$^) $$(CHECK_LIBS) $$(LDLIBS_ALL)
+	$$(call say,LD $$@)
+	$$(Q)$$(CC) $$(CFLAGS_ALL) -Itests -o $$@ $$(filter %.c %.o,$$^) $$(CHECK_LIBS) $$(LDLIBS_ALL)
 endef
 $(foreach l,$(TESTED),$(eval $(call test_rule,$(l))))
 
