@@ -4,6 +4,14 @@
 #include "backend/cpu/rows_body.h"
 
 #define ROWS 6
+#define AHEAD 4096 /* bytes */
+
+/* With few rows B streams from memory: the next lines are asked for. */
+MLA_INLINE void touch(const void *b)
+{
+    _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
+    _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
+}
 
 MLA_INLINE void tile_store(const mla_tile *t, size_t i0, size_t j0, size_t m, __m256 (*acc)[2])
 {
@@ -28,6 +36,7 @@ MLA_INLINE void f32_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0
     MLA_UNROLL
     for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        if (i0 + j0 == 0) touch(b);
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
         MLA_UNROLL
         for (size_t i = 0; i < m; i++) {
@@ -48,6 +57,7 @@ MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j
     MLA_UNROLL
     for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        if (i0 + j0 == 0) touch(b);
         __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)b);
         __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(b + 8));
         __m256 e0 = _mm256_castsi256_ps(_mm256_slli_epi32(w0, 16)), e1 = _mm256_castsi256_ps(_mm256_slli_epi32(w1, 16));
@@ -69,7 +79,84 @@ MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j
     tile_store(t, i0, j0, m, acc);
 }
 
-#define TILE(rows)                                                    \
+#define FEW 3 /* rows that fit with all 32 columns at once */
+
+MLA_INLINE void store_few(const mla_tile *t, size_t m, __m256 (*acc)[4])
+{
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) {
+        MLA_UNROLL
+        for (size_t v = 0; v < 4; v++) {
+            float *c = t->c + i * t->ldc + 8 * v;
+            if (t->alpha) acc[i][v] = _mm256_fmadd_ps(_mm256_loadu_ps(c), _mm256_set1_ps(t->alpha[i]), acc[i][v]);
+            _mm256_storeu_ps(c, acc[i][v]);
+        }
+    }
+}
+
+MLA_INLINE void f32_few(const size_t m, const mla_tile *t)
+{
+    const float *a = t->a, *b = t->b;
+    __m256 acc[FEW][4];
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = _mm256_setzero_ps();
+    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        touch(b);
+        MLA_UNROLL
+        for (size_t v = 0; v < 4; v++) {
+            __m256 w = _mm256_loadu_ps(b + 8 * v);
+            MLA_UNROLL
+            for (size_t i = 0; i < m; i++) acc[i][v] = _mm256_fmadd_ps(_mm256_set1_ps(a[i * MLA_LDA + k]), w, acc[i][v]);
+        }
+    }
+    store_few(t, m, acc);
+}
+
+MLA_INLINE void bf16_few(const size_t m, const mla_tile *t)
+{
+    const float *a = t->a;
+    const uint32_t *b = t->b;
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+    __m256 acc[FEW][4];
+    MLA_UNROLL
+    for (size_t i = 0; i < m; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = _mm256_setzero_ps();
+    for (size_t k = 0; k < t->k; k++, b += MLA_NR) {
+        touch(b);
+        MLA_UNROLL
+        for (size_t v = 0; v < 4; v++) {
+            __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(b + 8 * v));
+            __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), odd = _mm256_castsi256_ps(_mm256_and_si256(w, high));
+            MLA_UNROLL
+            for (size_t i = 0; i < m; i++) {
+                acc[i][v] = _mm256_fmadd_ps(_mm256_set1_ps(a[i * MLA_LDA + 2 * k]), even, acc[i][v]);
+                acc[i][v] = _mm256_fmadd_ps(_mm256_set1_ps(a[i * MLA_LDA + 2 * k + 1]), odd, acc[i][v]);
+            }
+        }
+    }
+    store_few(t, m, acc);
+}
+
+static mla_tile from_row(const mla_tile *t, size_t i)
+{
+    mla_tile r = *t;
+    r.a = (const float *)t->a + i * MLA_LDA;
+    r.c += i * t->ldc;
+    if (t->alpha) r.alpha += i;
+    return r;
+}
+
+#define TILE(few, rows)                                               \
+    if (m < ROWS) {                                                   \
+        for (size_t i = 0; i < m; i += FEW) {                         \
+            mla_tile f = from_row(t, i);                              \
+            switch (m - i) {                                          \
+            case 1: few(1, &f); break;                                \
+            case 2: few(2, &f); break;                                \
+            default: few(3, &f); break;                               \
+            }                                                         \
+        }                                                             \
+        return;                                                       \
+    }                                                                 \
     for (size_t j = 0; j < MLA_NR; j += 16)                           \
         for (size_t i = 0; i < m; i += ROWS) switch (m - i) {         \
             case 1: rows(1, t, i, j); break;                          \
@@ -80,8 +167,8 @@ MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j
             default: rows(6, t, i, j); break;                         \
             }
 
-static void tile_f32(size_t m, const mla_tile *t) { TILE(f32_rows) }
-static void tile_bf16(size_t m, const mla_tile *t) { TILE(bf16_rows) }
+static void tile_f32(size_t m, const mla_tile *t) { TILE(f32_few, f32_rows) }
+static void tile_bf16(size_t m, const mla_tile *t) { TILE(bf16_few, bf16_rows) }
 
 /* 8 x 8 f32 transposed */
 MLA_INLINE void transpose8(__m256 r[8])
