@@ -125,6 +125,9 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = budget_is_lossless(&lossless, &in, &out->recipe, err); /* refuses an impossible budget before any work */
     if (st == MLA_OK && !lossless && o->in.n_corpus) st = mla_inputs_read_text(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK && !lossless && out->recipe.allocation == MLA_ALLOC_PROBE && in.n_held < out->recipe.row_tokens)
+        st = mla_fail(err, MLA_EINVAL, "allocation by probe: %zu held-out tokens, a row of %zu is needed (--held-out FILE, or a longer corpus)", in.n_held,
+                      out->recipe.row_tokens);
     if (st == MLA_OK) st = work_key(key, &in, &out->recipe, engine, err);
     if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
     if (st == MLA_OK && lossless) {

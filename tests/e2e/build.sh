@@ -96,6 +96,9 @@ rc_is 2 "too few tokens"
 has err "at least 2240" "too few tokens"
 run $RF build "$BASE" "$TMP/r" --keep 0.5 --groups 3
 rc_is 2 "groups that do not divide"
+run $RF build "$BASE" "$TMP/r" --keep 0.5 --allocation probe --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 2560
+rc_is 2 "probe without a held-out row"
+has err "held-out tokens" "probe without a held-out row"
 run $RF build "$BASE" "$TMP/r" --rank 500
 rc_is 2 "rank beyond lossless"
 run $RF build "$TMP" "$TMP/r" --keep 0.5
