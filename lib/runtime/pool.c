@@ -12,6 +12,7 @@ void rt_pool_drop(mla_rt *rt)
 {
     for (size_t i = 0; i < rt->n_layer; i++) rt_buf_free(rt, &rt->layer[i].cache);
     mla_free(rt->pool.free_id);
+    mla_free(rt->pool.refs);
     rt_pool_init(rt);
 }
 
@@ -46,6 +47,9 @@ static mla_status grow(mla_rt *rt, mla_err *err)
     int32_t *ids = mla_realloc(p->free_id, to, sizeof *ids);
     if (!ids) return mla_fail(err, MLA_ENOMEM, "KV cache of %zu pages", to);
     p->free_id = ids;
+    ids = mla_realloc(p->refs, to, sizeof *ids);
+    if (!ids) return mla_fail(err, MLA_ENOMEM, "KV cache of %zu pages", to);
+    p->refs = ids;
     for (size_t i = 0; i < rt->n_layer; i++) RT_TRY(grow_layer(rt, &rt->layer[i], p->cap, to, err));
     p->cap = to;
     return MLA_OK;
@@ -54,13 +58,16 @@ static mla_status grow(mla_rt *rt, mla_err *err)
 mla_status rt_pool_take(mla_rt *rt, int32_t *id, mla_err *err)
 {
     rt_pool *p = &rt->pool;
-    if (p->n_free) {
-        *id = p->free_id[--p->n_free];
-        return MLA_OK;
-    }
-    if (p->used == p->cap) RT_TRY(grow(rt, err));
-    *id = (int32_t)p->used++;
+    if (!p->n_free && p->used == p->cap) RT_TRY(grow(rt, err));
+    *id = p->n_free ? p->free_id[--p->n_free] : (int32_t)p->used++;
+    p->refs[*id] = 1;
     return MLA_OK;
 }
 
-void rt_pool_give(mla_rt *rt, int32_t id) { rt->pool.free_id[rt->pool.n_free++] = id; }
+void rt_pool_share(mla_rt *rt, int32_t id) { rt->pool.refs[id]++; }
+
+void rt_pool_give(mla_rt *rt, int32_t id)
+{
+    rt_pool *p = &rt->pool;
+    if (--p->refs[id] == 0) p->free_id[p->n_free++] = id;
+}

@@ -82,6 +82,7 @@ typedef struct { /* pages of the KV caches: one id is a range of slots in every 
     size_t page_tokens, cap; /* pages there is memory for */
     size_t want;             /* most pages the open sequences may need together */
     int32_t *free_id;        /* stack of ids not in use */
+    int32_t *refs;           /* (cap) block tables that name an id */
     size_t n_free, used;     /* ids below `used` were handed out at least once */
 } rt_pool;
 
@@ -173,12 +174,16 @@ const char *rt_layer_text(const rt_layer *l, char *buf);
 void rt_pool_init(mla_rt *rt);
 void rt_pool_drop(mla_rt *rt);           /* frees every layer's cache buffer; no sequence is open */
 MLA_CHECKED mla_status rt_pool_take(mla_rt *rt, int32_t *id, mla_err *err);
-void rt_pool_give(mla_rt *rt, int32_t id);
+void rt_pool_give(mla_rt *rt, int32_t id);  /* one block table less */
+void rt_pool_share(mla_rt *rt, int32_t id); /* one more */
 
 /* seq.c, rope.c */
+MLA_CHECKED mla_status rt_seq_room(mla_seq *s, size_t pages, mla_err *err);    /* block table can hold `pages` */
 MLA_CHECKED mla_status rt_seq_pages(mla_seq *s, size_t tokens, mla_err *err); /* block table covers `tokens` */
 /* Positions and rotation tables of T new tokens after the first `from`; pos3 as in mla_job. */
 MLA_CHECKED mla_status rt_seq_positions(mla_seq *s, const int32_t *pos3, size_t T, mla_err *err);
+/* Room for `rows` rows in the host positions and both device tables; what is there is kept. */
+MLA_CHECKED mla_status rt_seq_tables(mla_seq *s, size_t rows, mla_err *err);
 MLA_CHECKED mla_status rt_seq_states(mla_seq *s, mla_err *err);               /* zeroes what `fresh` promises */
 /* cos and sin (T, rot/2) of positions pos (T, 3), host. */
 void rt_rope_rows(const mla_config *c, const double *inv_freq, const int32_t *pos, size_t T, float *cos_out, float *sin_out);

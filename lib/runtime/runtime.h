@@ -52,6 +52,10 @@ size_t mla_rt_peak_bytes(const mla_rt *rt); /* device bytes held at most, weight
 
 /* max_tokens also settles kinds of RoPE that depend on the length (dynamic, longrope), whatever the chunks. */
 MLA_CHECKED mla_status mla_seq_new(mla_seq **out, mla_rt *rt, size_t max_tokens, mla_err *err);
+/* A sequence that goes on from where `src` stands (prefix reuse; a way back before drafted tokens are verified). Full
+ * pages are shared, the rest is copied; both then live on their own. max_tokens as in mla_seq_new, at least src's length;
+ * with RoPE that depends on the length it must equal src's. */
+MLA_CHECKED mla_status mla_seq_fork(mla_seq **out, const mla_seq *src, size_t max_tokens, mla_err *err);
 void mla_seq_free(mla_seq *s); /* NULL is fine */
 size_t mla_seq_len(const mla_seq *s);
 void mla_seq_reset(mla_seq *s); /* length 0, states zero */

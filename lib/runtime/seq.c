@@ -112,16 +112,21 @@ mla_status rt_seq_states(mla_seq *s, mla_err *err)
     return MLA_OK;
 }
 
+mla_status rt_seq_room(mla_seq *s, size_t pages, mla_err *err)
+{
+    if (pages <= s->cap_pages) return MLA_OK;
+    size_t cap = pages < 16 ? 16 : pages + pages / 2;
+    int32_t *p = mla_realloc(s->pages, cap, sizeof *p);
+    if (!p) return mla_fail(err, MLA_ENOMEM, "block table of %zu pages", cap);
+    s->pages = p;
+    s->cap_pages = cap;
+    return MLA_OK;
+}
+
 mla_status rt_seq_pages(mla_seq *s, size_t tokens, mla_err *err)
 {
     size_t need = pages_for(s->rt, tokens);
-    if (need > s->cap_pages) {
-        size_t cap = need < 16 ? 16 : need + need / 2;
-        int32_t *p = mla_realloc(s->pages, cap, sizeof *p);
-        if (!p) return mla_fail(err, MLA_ENOMEM, "block table of %zu pages", cap);
-        s->pages = p;
-        s->cap_pages = cap;
-    }
+    RT_TRY(rt_seq_room(s, need, err));
     while (s->n_pages < need) {
         RT_TRY(rt_pool_take(s->rt, &s->pages[s->n_pages], err));
         s->n_pages++;
@@ -129,8 +134,7 @@ mla_status rt_seq_pages(mla_seq *s, size_t tokens, mla_err *err)
     return MLA_OK;
 }
 
-/* Room for `rows` rows in the host positions and both device tables; what is there is kept. */
-static mla_status grow_tables(mla_seq *s, size_t rows, mla_err *err)
+mla_status rt_seq_tables(mla_seq *s, size_t rows, mla_err *err)
 {
     mla_rt *rt = s->rt;
     size_t half = rt->cfg->rope.rot / 2, cap = s->cap_pos ? 2 * s->cap_pos : 256;
@@ -180,7 +184,7 @@ mla_status rt_seq_positions(mla_seq *s, const int32_t *pos3, size_t T, mla_err *
 {
     mla_rt *rt = s->rt;
     size_t half = rt->cfg->rope.rot / 2;
-    RT_TRY(grow_tables(s, s->table + T, err));
+    RT_TRY(rt_seq_tables(s, s->table + T, err));
     RT_TRY(fill_positions(s, pos3, T, err));
     float *cs = mla_alloc_raw(T, half + 1, 2 * sizeof *cs);
     if (!cs) return mla_fail(err, MLA_ENOMEM, "rotation of %zu tokens", T);

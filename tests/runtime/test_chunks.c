@@ -228,6 +228,51 @@ START_TEST(reset_and_mtp_steps)
 }
 END_TEST
 
+/* Two continuations of one prefix, each as if it had run alone; the first one's end gives no page away too early. */
+START_TEST(forks)
+{
+    enum { N = 60, P = 37 };
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){.page_tokens = 16, .mtp = true});
+    int32_t *a = some_ids(N), *b = some_ids(N + 5), *ids[2] = {a, b};
+    size_t V = w.c->vocab, D = w.c->hidden;
+    for (size_t i = P; i < N; i++) b[i] = a[(i * 7) % 64 % N];
+    float *want[2] = {run_chunks(rt, a, N, 0, 0, 0), run_chunks(rt, b, N, 0, 0, 0)}, *logits = mla_alloc(N, V, 4), *hidden = mla_alloc(N, D, 4);
+    float *ml = mla_alloc(N, V, 4), *ml2 = mla_alloc(N, V, 4);
+    mla_seq *root, *s[2];
+    ck_ok(mla_seq_new(&root, rt, N, &err));
+    mla_job j = {.seq = root, .ids = a, .T = P, .logits_from = P, .hidden = hidden};
+    ck_ok(mla_rt_run(rt, &j, 1, NULL, NULL, &err));
+    ck_ok(mla_rt_mtp(rt, root, hidden, a + 1, 20, ml, NULL, &err)); /* the head is behind: one full page of it */
+    ck_refused(mla_seq_fork(&s[0], root, P - 1, &err), MLA_EINVAL, "the sequence has 37");
+    for (size_t k = 0; k < 2; k++) {
+        ck_ok(mla_seq_fork(&s[k], root, N, &err));
+        ck_assert_uint_eq(mla_seq_len(s[k]), P);
+    }
+    mla_seq_free(root);
+    for (size_t k = 0; k < 2; k++) {
+        mla_job go = {.seq = s[k], .ids = ids[k] + P, .T = N - P, .logits = logits};
+        ck_ok(mla_rt_run(rt, &go, 1, NULL, NULL, &err));
+        same_bits(logits, want[k] + P * V, (N - P) * V, "fork", k);
+        ck_ok(mla_rt_mtp(rt, s[k], hidden + 20 * D, a + 21, P - 21, k ? ml2 : ml, NULL, &err));
+        mla_seq_free(s[k]);
+    }
+    same_bits(ml, ml2, (P - 21) * V, "MTP after fork", 0);
+    mla_seq *fresh, *f2;
+    ck_ok(mla_seq_new(&fresh, rt, N, &err)); /* forking nothing is an empty sequence */
+    ck_ok(mla_seq_fork(&f2, fresh, N, &err));
+    mla_job all = {.seq = f2, .ids = a, .T = N, .logits = logits};
+    ck_ok(mla_rt_run(rt, &all, 1, NULL, NULL, &err));
+    same_bits(logits, want[0], N * V, "fork of nothing", 0);
+    mla_seq_free(fresh), mla_seq_free(f2);
+    for (int k = 0; k < 2; k++) mla_free(want[k]), mla_free(ids[k]);
+    mla_free(logits), mla_free(hidden), mla_free(ml), mla_free(ml2);
+    mla_rt_close(rt);
+    world_close(&w);
+}
+END_TEST
+
 Suite *chunks_suite(void)
 {
     Suite *s = suite_create("chunks");
@@ -242,6 +287,7 @@ Suite *chunks_suite(void)
     tcase_add_test(t, thread_counts);
     tcase_add_test(t, streaming);
     tcase_add_test(t, reset_and_mtp_steps);
+    tcase_add_test(t, forks);
     suite_add_tcase(s, t);
     return s;
 }
