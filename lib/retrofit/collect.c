@@ -174,8 +174,8 @@ static mla_status settle_roots(mla_collector *c, const mla_stats *s, mla_err *er
         c->R[i] = mla_alloc(l->H, l->d * l->d, sizeof(double));
         if (!W || !F || !c->R[i]) st = mla_fail(err, MLA_ENOMEM, "value metric of layer %zu", l->layer);
         if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
+        if (st == MLA_OK) st = mla_metric_wo_gram(F, W, wo.out, l, err);
         if (st == MLA_OK) {
-            mla_metric_wo_gram(F, W, wo.out, l);
             mla_metric_gate(F, l);
             st = mla_metric_roots(c->R[i], F, l, err);
         }

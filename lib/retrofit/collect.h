@@ -21,7 +21,6 @@ typedef struct {
     mla_layout layout;
     size_t row_tokens;      /* 512 */
     size_t rows_per_run;    /* sequences advanced together: 1 with resident weights, more when streaming */
-    mla_log *log;
 } mla_collect_opts;
 
 typedef struct mla_collector mla_collector;

@@ -17,21 +17,14 @@ void mla_metric_blocks(size_t H, size_t G, size_t d, size_t *blocks, size_t *dim
     *dim = full ? H * d : H / G * d;
 }
 
-void mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_stats *l)
+mla_status mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_stats *l, mla_err *err)
 {
     size_t blocks, dim, ld = l->H * l->d;
     mla_metric_blocks(l->H, l->G, l->d, &blocks, &dim);
     memset(WW, 0, blocks * dim * dim * sizeof *WW);
     enum { ROWS = 256 };
     double *x = mla_alloc_raw(ROWS, dim, sizeof *x);
-    if (!x) { /* row by row without scratch: slower, same sums up to rounding */
-        for (size_t b = 0; b < blocks; b++)
-            for (size_t r = 0; r < D; r++)
-                for (size_t i = 0; i < dim; i++)
-                    for (size_t j = 0; j < dim; j++)
-                        WW[(b * dim + i) * dim + j] += (double)wo[r * ld + b * dim + i] * wo[r * ld + b * dim + j];
-        return;
-    }
+    if (!x) return mla_fail(err, MLA_ENOMEM, "Gram of the output projection, %zu dims", dim);
     for (size_t b = 0; b < blocks; b++)
         for (size_t r0 = 0; r0 < D; r0 += ROWS) {
             size_t n = D - r0 < ROWS ? D - r0 : ROWS;
@@ -41,6 +34,7 @@ void mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_s
                                         .a = x, .lda = dim, .b = x, .ldb = dim, .beta = 1, .c = WW + b * dim * dim, .ldc = dim});
         }
     mla_free(x);
+    return MLA_OK;
 }
 
 void mla_metric_gate(double *WW, const mla_layer_stats *l)

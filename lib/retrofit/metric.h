@@ -16,7 +16,7 @@
 void mla_metric_blocks(size_t H, size_t G, size_t d, size_t *blocks, size_t *dim);
 
 /* WW (blocks, dim, dim) = W_O^T W_O from wo (D, H d) f32, fp64 sums. */
-void mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_stats *l);
+MLA_CHECKED mla_status mla_metric_wo_gram(double *WW, const float *wo, size_t D, const mla_layer_stats *l, mla_err *err);
 
 /* F in place: WW[i] *= GG[i] / tokens when the layer is gated. */
 void mla_metric_gate(double *WW, const mla_layer_stats *l);

@@ -140,8 +140,8 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     mla_status st = MLA_OK;
     if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !WW || !L || !C || !mu)
         st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
+    if (st == MLA_OK) st = mla_metric_wo_gram(WW, wo, D, l, err);
     if (st == MLA_OK) {
-        mla_metric_wo_gram(WW, wo, D, l);
         mla_metric_gate(WW, l);
         mla_metric_value(L, WW, l);
         mla_stats_mean(l, mu);

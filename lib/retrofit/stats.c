@@ -7,7 +7,6 @@
 #include "io/sha256.h"
 #include "retrofit/metric.h"
 
-
 void mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS])
 {
     const mla_stats_array a[MLA_STATS_ARRAYS] = {
