@@ -1,4 +1,4 @@
-/* Charts as SVG text: scales, ticks, lines, bars, legend. */
+/* Charts as SVG text: scales, ticks, lines, steps, bars, bands, legend. */
 #include "base/svg.h"
 
 #include <math.h>
@@ -10,8 +10,18 @@
 #define TOP 34.0
 #define BOTTOM 48.0
 
-static const char *const COLOR[MLA_SVG_SERIES_MAX] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                      "#e69f00", "#56b4e9", "#000000", "#999999"};
+#define DOTS_MAX 32 /* points up to which a line shows each of them */
+
+/* Colour-blind safe, and of middling lightness: they stand on white as on near-black. The last two differ by scheme. */
+static const char STYLE[] =
+    "<style>text{font:11px sans-serif;fill:#222}.t{font-size:14px;font-weight:600}.b{fill:#fff}.g{stroke:#ddd}.a{stroke:#222}"
+    ".r{stroke:#d22;stroke-dasharray:5 4}.l{fill:none;stroke:currentColor;stroke-width:1.6;stroke-linejoin:round}"
+    ".f{fill:currentColor}.n{fill:currentColor;fill-opacity:.2}"
+    ".c0{color:#0079c1}.c1{color:#d55e00}.c2{color:#009e73}.c3{color:#c2679a}.c4{color:#c98a00}.c5{color:#3fa0dc}"
+    ".c6{color:#111}.c7{color:#888}"
+    "@media(prefers-color-scheme:dark){text{fill:#ddd}.b{fill:#161a1f}.g{stroke:#333a42}.a{stroke:#ccc}.c6{color:#eee}.c7{color:#999}}"
+    "</style>\n";
+static const unsigned char RAMP[][3] = {{0x4a, 0x6f, 0xd0}, {0x1f, 0x9e, 0x89}, {0xc9, 0x8a, 0x00}, {0xd0, 0x45, 0x5a}};
 
 typedef struct { /* data -> pixels along one axis */
     double lo, hi, p0, p1;
@@ -111,7 +121,12 @@ static void ticks(mla_str *out, const axis *a, const axis *other, bool vertical)
 {
     if (a->log) {
         double decades = log10(a->hi / a->lo), every = decades > 8 ? ceil(decades / 8) : 1;
-        for (double k = 0; k <= decades + 1e-9; k += every) tick(out, a, other, a->lo * pow(10, k), vertical);
+        for (double k = 0; k <= decades + 1e-9; k += every) {
+            tick(out, a, other, a->lo * pow(10, k), vertical);
+            if (decades > 3.5 || k > decades - 0.5) continue; /* few decades: 2 and 5 between them */
+            tick(out, a, other, a->lo * pow(10, k) * 2, vertical);
+            tick(out, a, other, a->lo * pow(10, k) * 5, vertical);
+        }
         return;
     }
     double step = step_for(a->hi - a->lo, vertical ? 6 : 8), n = round((a->hi - a->lo) / step);
@@ -123,40 +138,95 @@ static void ticks(mla_str *out, const axis *a, const axis *other, bool vertical)
 
 static double x_of(const mla_svg_series *s, size_t i) { return s->x ? s->x[i] : (double)i; }
 
+/* The attribute that colours series k: a class, or along a ramp its own colour. A band goes with the series before it. */
+static const char *color_of(char buf[40], const mla_svg_chart *c, size_t k)
+{
+    if (c->series[k].kind == MLA_SVG_BAND && k) k--;
+    if (!c->ramp) {
+        (void)snprintf(buf, 40, "c%zu", k);
+        return buf;
+    }
+    enum { STOPS = sizeof RAMP / sizeof *RAMP };
+    size_t span = c->n > 1 ? c->n - 1 : 1, at = k * (STOPS - 1), i = at / span;
+    if (i >= STOPS - 1) i = STOPS - 2;
+    unsigned v[3];
+    for (size_t j = 0; j < 3; j++) v[j] = (unsigned)((RAMP[i][j] * (span * (i + 1) - at) + RAMP[i + 1][j] * (at - span * i)) / span);
+    (void)snprintf(buf, 40, "\" style=\"color:#%02x%02x%02x", v[0], v[1], v[2]);
+    return buf;
+}
+
+static bool drawable(const mla_svg_series *s, size_t i, const axis *ax, const axis *ay)
+{
+    return usable(ax, x_of(s, i)) && usable(ay, s->y[i]) && (s->kind != MLA_SVG_BAND || usable(ay, s->hi[i]));
+}
+
 static void draw_line(mla_str *out, const mla_svg_series *s, const axis *ax, const axis *ay, const char *color)
 {
-    bool open = false;
+    bool open = false, step = s->kind == MLA_SVG_STEP;
     for (size_t i = 0; i < s->n; i++) {
-        if (!usable(ax, x_of(s, i)) || !usable(ay, s->y[i])) {
+        if (!drawable(s, i, ax, ay)) {
             if (open) mla_str_put(out, "\"/>\n");
             open = false;
             continue;
         }
-        if (!open) mla_str_printf(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.6\" stroke-linejoin=\"round\" points=\"", color);
-        mla_str_printf(out, "%s%.2f,%.2f", open ? " " : "", place(ax, x_of(s, i)), place(ay, s->y[i]));
+        if (!open) mla_str_printf(out, "<polyline class=\"l %s\" points=\"", color);
+        double px = place(ax, x_of(s, i)), py = place(ay, s->y[i]);
+        if (open && step) mla_str_printf(out, " %.2f,%.2f", px, place(ay, s->y[i - 1]));
+        mla_str_printf(out, "%s%.2f,%.2f", open ? " " : "", px, py);
         open = true;
     }
     if (open) mla_str_put(out, "\"/>\n");
+    for (size_t i = 0; !step && s->n <= DOTS_MAX && i < s->n; i++)
+        if (drawable(s, i, ax, ay))
+            mla_str_printf(out, "<circle class=\"f %s\" cx=\"%.2f\" cy=\"%.2f\" r=\"2.5\"/>\n", color, place(ax, x_of(s, i)), place(ay, s->y[i]));
 }
 
-static void draw_bars(mla_str *out, const mla_svg_series *s, const axis *ax, const axis *ay)
+/* One polygon per run of drawable points: along the lower edge and back along the upper one. */
+static void draw_band(mla_str *out, const mla_svg_series *s, const axis *ax, const axis *ay, const char *color)
 {
-    double w = (ax->p1 - ax->p0) / (double)(s->n ? s->n : 1) * 0.8;
-    for (size_t i = 0; i < s->n; i++) {
-        if (!usable(ax, x_of(s, i)) || !usable(ay, s->y[i])) continue;
-        double p = place(ay, s->y[i]);
-        mla_str_printf(out, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"/>\n", place(ax, x_of(s, i)) - w / 2, p,
-                       w, ay->p0 - p, COLOR[0]);
+    for (size_t b = 0, e; b < s->n; b = e + 1) {
+        for (e = b; e < s->n && drawable(s, e, ax, ay); e++) {}
+        if (e == b) continue;
+        mla_str_printf(out, "<polygon class=\"n %s\" points=\"", color);
+        for (size_t i = b; i < e; i++) mla_str_printf(out, "%.2f,%.2f ", place(ax, x_of(s, i)), place(ay, s->y[i]));
+        for (size_t i = e; i-- > b;) mla_str_printf(out, "%.2f,%.2f%s", place(ax, x_of(s, i)), place(ay, s->hi[i]), i > b ? " " : "");
+        mla_str_put(out, "\"/>\n");
     }
+}
+
+/* bar `which` of `of` that share each place */
+static void draw_bars(mla_str *out, const mla_svg_series *s, const axis *ax, const axis *ay, const char *color, size_t which, size_t of)
+{
+    double w = (ax->p1 - ax->p0) / (double)(s->n ? s->n : 1) * 0.8 / (double)of;
+    double base = !ay->log && ay->lo < 0 ? place(ay, 0) : ay->p0;
+    for (size_t i = 0; i < s->n; i++) {
+        if (!drawable(s, i, ax, ay)) continue;
+        double p = place(ay, s->y[i]), top = p < base ? p : base, x = place(ax, x_of(s, i)) + ((double)which - (double)of / 2) * w;
+        mla_str_printf(out, "<rect class=\"f %s\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>\n", color, x, top, w, fabs(base - p));
+    }
+}
+
+/* Bands below, then bars, then lines. */
+static void draw_all(mla_str *out, const mla_svg_chart *c, const axis *ax, const axis *ay)
+{
+    char color[40];
+    size_t bars = 0, bar = 0;
+    for (size_t k = 0; k < c->n; k++) {
+        bars += c->series[k].kind == MLA_SVG_BARS;
+        if (c->series[k].kind == MLA_SVG_BAND) draw_band(out, &c->series[k], ax, ay, color_of(color, c, k));
+    }
+    for (size_t k = 0; k < c->n; k++)
+        if (c->series[k].kind == MLA_SVG_BARS) draw_bars(out, &c->series[k], ax, ay, color_of(color, c, k), bar++, bars);
+    for (size_t k = 0; k < c->n; k++)
+        if (c->series[k].kind == MLA_SVG_LINE || c->series[k].kind == MLA_SVG_STEP) draw_line(out, &c->series[k], ax, ay, color_of(color, c, k));
 }
 
 static void frame(mla_str *out, const mla_svg_chart *c, double w, double h)
 {
     mla_str_printf(out,
-                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n"
-                   "<style>text{font:11px sans-serif;fill:#222}.t{font-size:14px;font-weight:600}.g{stroke:#ddd}.a{stroke:#222}"
-                   ".r{stroke:#c00;stroke-dasharray:5 4}</style>\n<rect width=\"%.0f\" height=\"%.0f\" fill=\"#fff\"/>\n",
-                   w, h, w, h, w, h);
+                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n%s"
+                   "<rect class=\"b\" width=\"%.0f\" height=\"%.0f\"/>\n",
+                   w, h, w, h, STYLE, w, h);
     if (c->title) text_at(out, LEFT, 20, " class=\"t\"", c->title);
     if (c->x_label) text_at(out, (LEFT + w - RIGHT) / 2, h - 10, " text-anchor=\"middle\"", c->x_label);
     if (c->y_label) {
@@ -170,46 +240,56 @@ static void frame(mla_str *out, const mla_svg_chart *c, double w, double h)
 static void legend(mla_str *out, const mla_svg_chart *c, double x1)
 {
     double y = TOP + 14;
+    char color[40];
     if (c->n < 2) return;
     for (size_t i = 0; i < c->n; i++) {
         if (!c->series[i].label) continue;
-        mla_str_printf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"/>\n", x1 - 150, y - 4,
-                       x1 - 130, y - 4, COLOR[i]);
+        mla_str_printf(out, "<line class=\"l %s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", color_of(color, c, i), x1 - 150, y - 4,
+                       x1 - 130, y - 4);
         text_at(out, x1 - 124, y, "", c->series[i].label);
         y += 16;
     }
 }
 
+static void widen_all(axis *ax, axis *ay, const mla_svg_chart *c)
+{
+    bool bars = false;
+    for (size_t k = 0; k < c->n; k++) {
+        const mla_svg_series *s = &c->series[k];
+        bars |= s->kind == MLA_SVG_BARS;
+        for (size_t i = 0; i < s->n; i++) {
+            if (!drawable(s, i, ax, ay)) continue;
+            widen(ax, x_of(s, i));
+            widen(ay, s->y[i]);
+            if (s->kind == MLA_SVG_BAND) widen(ay, s->hi[i]);
+        }
+    }
+    if (!ax->any) return;
+    if (c->rule) widen(ay, *c->rule);
+    if (!ay->log && ay->lo > 0) widen(ay, 0); /* heights compare only from zero */
+    if (bars && !ay->log && ay->hi < 0) widen(ay, 0);
+    if (bars && !ax->log) {
+        widen(ax, ax->lo - 0.5);
+        widen(ax, ax->hi + 0.5);
+    }
+    settle(ax, 8);
+    settle(ay, 6);
+}
+
 mla_status mla_svg_write(mla_str *out, const mla_svg_chart *c, mla_err *err)
 {
-    if (c->n > MLA_SVG_SERIES_MAX) return mla_fail(err, MLA_EINVAL, "chart of %zu series: at most %d", c->n, MLA_SVG_SERIES_MAX);
+    size_t most = c->ramp ? MLA_SVG_SERIES_MAX : MLA_SVG_COLORS;
+    if (c->n > most) return mla_fail(err, MLA_EINVAL, "chart of %zu series: at most %zu", c->n, most);
     double w = c->width ? (double)c->width : 720, h = c->height ? (double)c->height : 400;
     axis ax = {.p0 = LEFT, .p1 = w - RIGHT, .log = c->log_x}, ay = {.p0 = h - BOTTOM, .p1 = TOP, .log = c->log_y};
-    for (size_t k = 0; k < c->n; k++)
-        for (size_t i = 0; i < c->series[k].n; i++) {
-            double x = x_of(&c->series[k], i), y = c->series[k].y[i];
-            if (!usable(&ax, x) || !usable(&ay, y)) continue;
-            widen(&ax, x);
-            widen(&ay, y);
-        }
+    widen_all(&ax, &ay, c);
     frame(out, c, w, h);
     if (!ax.any) {
         text_at(out, w / 2, h / 2, " text-anchor=\"middle\"", "no data");
     } else {
-        if (c->rule) widen(&ay, *c->rule);
-        if (!ay.log && ay.lo > 0) widen(&ay, 0); /* heights compare only from zero */
-        if (c->bars && !ax.log) {
-            widen(&ax, ax.lo - 0.5);
-            widen(&ax, ax.hi + 0.5);
-        }
-        settle(&ax, 8);
-        settle(&ay, 6);
         ticks(out, &ax, &ay, false);
         ticks(out, &ay, &ax, true);
-        if (c->bars && c->n)
-            draw_bars(out, &c->series[0], &ax, &ay);
-        else
-            for (size_t k = 0; k < c->n; k++) draw_line(out, &c->series[k], &ax, &ay, COLOR[k]);
+        draw_all(out, c, &ax, &ay);
         if (c->rule && usable(&ay, *c->rule)) {
             double p = place(&ay, *c->rule);
             mla_str_printf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"r\"/>\n", ax.p0, p, ax.p1, p);

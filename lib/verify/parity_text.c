@@ -103,7 +103,7 @@ mla_status mla_parity_svg(mla_str *out, const mla_jv *doc, mla_err *err)
         mean[i] = mla_doc_num(v, "mean");
         max[i] = mla_doc_num(v, "max");
     }
-    mla_svg_series s[] = {{"mean", x, mean, n}, {"largest", x, max, n}};
+    mla_svg_series s[] = {{.label = "mean", .x = x, .y = mean, .n = n}, {.label = "largest", .x = x, .y = max, .n = n}};
     if (st == MLA_OK)
         st = mla_svg_write(out,
                            &(mla_svg_chart){.title = "KL divergence by position", .x_label = "tokens of context", .y_label = "nats",

@@ -151,8 +151,10 @@ Suite *suite_base(void)
     return s;
 }
 
+Suite *suite_svg(void);
+
 int main(void)
 {
-    const mla_suite_fn all[] = {suite_base};
-    return mla_test_main("base", all, 1);
+    const mla_suite_fn all[] = {suite_base, suite_svg};
+    return mla_test_main("base", all, sizeof all / sizeof *all);
 }

@@ -1,9 +1,8 @@
-/* JUnit is well-formed and says what the document says, Markdown keeps to its size, charts are well-formed SVG. */
+/* JUnit is well-formed and says what the document says, Markdown keeps to its size. */
 #include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/svg.h"
 #include "suites.h"
 #include "verify/parity.h"
 #include "verify/report.h"
@@ -95,59 +94,6 @@ START_TEST(markdown_stays_below_a_megabyte)
 }
 END_TEST
 
-START_TEST(svg_lines_bars_gaps)
-{
-    mla_err err = {0};
-    mla_str s = MLA_STR_MAX(1 << 20);
-    double x[] = {1, 2, 3, 4, 5}, y[] = {1e-6, 1e-3, 0, 1e-2, NAN}, rule = 1e-4;
-    mla_svg_series series[] = {{"a & b", x, y, 5}, {"second", NULL, x, 5}};
-    mla_svg_chart c = {.title = "<t>", .x_label = "x", .y_label = "y", .log_y = true, .rule = &rule, .series = series, .n = 2};
-    size_t n;
-    ck_ok(mla_svg_write(&s, &c, &err));
-    const char *bad = xml_check(s.s, "polyline", &n);
-    ck_assert_msg(!bad, "%s in\n%s", bad, s.s);
-    ck_assert_uint_eq(n, 3); /* the zero cuts the first line in two */
-    ck_assert_ptr_null(strstr(s.s, "nan"));
-    ck_assert_ptr_null(strstr(s.s, "inf"));
-    mla_str again = MLA_STR_MAX(1 << 20);
-    ck_ok(mla_svg_write(&again, &c, &err));
-    ck_assert_str_eq(s.s, again.s);
-    mla_str_clear(&s);
-    c.log_y = false;
-    c.bars = true;
-    ck_ok(mla_svg_write(&s, &c, &err));
-    ck_assert_ptr_null(xml_check(s.s, "rect", &n));
-    ck_assert_uint_eq(n, 1 + 4); /* the background, and the four finite bars */
-    mla_str_clear(&s);
-    c.n = 0;
-    ck_ok(mla_svg_write(&s, &c, &err));
-    ck_assert_ptr_nonnull(strstr(s.s, "no data"));
-    c.n = 9;
-    ck_refused(mla_svg_write(&s, &c, &err), MLA_EINVAL, "9 series");
-    mla_str_free(&s);
-    mla_str_free(&again);
-}
-END_TEST
-
-/* A flat line, one point, and enormous or tiny ranges still give finite coordinates. */
-START_TEST(svg_degenerate_ranges)
-{
-    static const double CASE[][2] = {{0, 0}, {5, 5}, {-3, -3}, {1e-300, 2e-300}, {-1e300, 1e300}, {1, 1.0000000001}};
-    mla_err err = {0};
-    size_t n;
-    for (size_t i = 0; i < sizeof CASE / sizeof *CASE; i++) {
-        mla_str s = MLA_STR_MAX(1 << 20);
-        mla_svg_series series[] = {{NULL, NULL, CASE[i], 2}};
-        ck_ok(mla_svg_write(&s, &(mla_svg_chart){.series = series, .n = 1}, &err));
-        ck_assert_ptr_null(xml_check(s.s, "polyline", &n));
-        ck_assert_uint_eq(n, 1);
-        ck_assert_ptr_null(strstr(s.s, "nan"));
-        ck_assert_ptr_null(strstr(s.s, "inf"));
-        mla_str_free(&s);
-    }
-}
-END_TEST
-
 Suite *suite_report(void)
 {
     Suite *s = suite_create("report");
@@ -156,8 +102,6 @@ Suite *suite_report(void)
     tcase_add_test(t, xml_check_can_fail);
     tcase_add_test(t, markdown_says_the_verdict);
     tcase_add_test(t, markdown_stays_below_a_megabyte);
-    tcase_add_test(t, svg_lines_bars_gaps);
-    tcase_add_test(t, svg_degenerate_ranges);
     suite_add_tcase(s, t);
     return s;
 }
