@@ -61,7 +61,7 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->balance < 0) return mla_fail(err, MLA_EINVAL, "--balance %g: a positive number", a->balance);
     if (a->keep > 0 || a->rank || a->kv_bytes) r->budget = (mla_budget){.keep = a->keep, .rank = a->rank, .kv_bytes = a->kv_bytes};
     if (a->groups) r->groups = a->groups;
-    if (a->layout) (void)mla_layout_parse(a->layout, &r->layout); /* the choice was checked */
+    if (a->layout) (void)mla_recipe_layout(a->layout, &r->layout); /* the choice was checked */
     if (a->balance > 0) r->balance = a->balance;
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
     if (a->allocation) (void)mla_allocation_parse(a->allocation, &r->allocation);

@@ -37,7 +37,11 @@ typedef struct {
     bool interleaved_pairs;       /* deepseek rope_interleave: pairs (2i, 2i+1) in the stored rows */
 } mla_rope_config;
 
-typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD } mla_layout;
+typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUTS } mla_layout; /* MLA_LAYOUTS: how many there are */
+const char *mla_layout_name(mla_layout l);                /* as files and options spell it: "none", "n", "rebuild" */
+bool mla_layout_parse(const char *s, mla_layout *out);    /* the layouts of a retrofit; not "none" */
+/* "n, rebuild": every layout of a retrofit, for messages. */
+#define MLA_LAYOUT_LIST "n, rebuild"
 
 typedef struct { /* config.json "mla": how the attention of a retrofit is cached; docs/format-factors.md */
     mla_layout layout;

@@ -65,9 +65,8 @@ void mla_config_read_mla(mla_rd *root, mla_rd *text, mla_config *c, bool retro)
     const char *dtype = mla_rd_str(&b, "dtype", "absent"), *file = mla_rd_str(&b, "factors_file", ""), *hex = mla_rd_str(&b, "factors_sha256", "");
     if (strcmp(format, "mla-factors/1"))
         mla_rd_fail(&b, MLA_EUNSUPPORTED, "format", "\"%s\" is not supported (mla-factors/1)", mla_printable(format, q, sizeof q));
-    if (!strcmp(layout, "n")) m->layout = MLA_LAYOUT_N;
-    else if (!strcmp(layout, "rebuild")) m->layout = MLA_LAYOUT_REBUILD;
-    else mla_rd_fail(&b, MLA_EUNSUPPORTED, "layout", "\"%s\" is not supported (n, rebuild)", mla_printable(layout, q, sizeof q));
+    if (!mla_layout_parse(layout, &m->layout))
+        mla_rd_fail(&b, MLA_EUNSUPPORTED, "layout", "\"%s\" is not supported (" MLA_LAYOUT_LIST ")", mla_printable(layout, q, sizeof q));
     if (!strcmp(dtype, "bfloat16")) m->dtype = MLA_BF16;
     else if (!strcmp(dtype, "float32")) m->dtype = MLA_F32;
     else mla_rd_fail(&b, MLA_EUNSUPPORTED, "dtype", "\"%s\" is not supported (bfloat16, float32)", mla_printable(dtype, q, sizeof q));

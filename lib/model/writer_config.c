@@ -31,7 +31,7 @@ static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_
     char hex[65];
     mla_jv *b = at ? mla_jv_set_obj(at, "mla") : NULL, *ranks = NULL;
     mla_hex(r->factors_sha256, 32, hex);
-    bool ok = b && mla_jv_set_str(b, "format", "mla-factors/1") && mla_jv_set_str(b, "layout", r->layout == MLA_LAYOUT_N ? "n" : "rebuild") &&
+    bool ok = b && mla_jv_set_str(b, "format", "mla-factors/1") && mla_jv_set_str(b, "layout", mla_layout_name(r->layout)) &&
               mla_jv_set_size(b, "groups", r->groups) && (ranks = mla_jv_set_arr(b, "ranks")) != NULL;
     for (size_t l = 0; ok && l < c->layers; l++) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
     ok = ok && mla_jv_set_size(b, "rotary_width", r->layout == MLA_LAYOUT_N ? c->kv_heads * c->rope.rot : 0) &&

@@ -8,7 +8,6 @@ mla_recipe mla_recipe_default(void)
     return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512};
 }
 
-static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "auto", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
 static const char *const ALLOC[] = {[MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum", [MLA_ALLOC_PROBE] = "probe"};
 
 static const char *const FACTORS[] = {[MLA_FACTORS_AUTO] = "auto", [MLA_FACTORS_BF16] = "bfloat16", [MLA_FACTORS_F32] = "float32"};
@@ -36,13 +35,10 @@ bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out)
     return true;
 }
 
-const char *mla_layout_name(mla_layout l) { return (unsigned)l < sizeof LAYOUT / sizeof *LAYOUT ? LAYOUT[l] : "?"; }
-
-bool mla_layout_parse(const char *s, mla_layout *out)
+bool mla_recipe_layout(const char *s, mla_layout *out)
 {
-    size_t i;
-    if (!name_index(&i, s, LAYOUT, sizeof LAYOUT / sizeof *LAYOUT)) return false;
-    *out = (mla_layout)i;
+    if (strcmp(s, "auto")) return mla_layout_parse(s, out);
+    *out = MLA_LAYOUT_NONE;
     return true;
 }
 
@@ -81,7 +77,7 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     const char *s = mla_jv_str(v);
     if (!strcmp(k, "schema")) return s && !strcmp(s, MLA_RECIPE_SCHEMA) ? MLA_OK : bad(k, "\"" MLA_RECIPE_SCHEMA "\"", v, err);
     if (!strcmp(k, "comment")) return MLA_OK;
-    if (!strcmp(k, "layout")) return s && mla_layout_parse(s, &r->layout) ? MLA_OK : bad(k, "auto, n or rebuild", v, err);
+    if (!strcmp(k, "layout")) return s && mla_recipe_layout(s, &r->layout) ? MLA_OK : bad(k, "one of auto, " MLA_LAYOUT_LIST, v, err);
     if (!strcmp(k, "groups")) return mla_jv_size(v, &r->groups) && r->groups ? MLA_OK : bad(k, "a positive integer", v, err);
     if (!strcmp(k, "budget")) return read_budget(&r->budget, v, err);
     if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
@@ -124,7 +120,7 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
 {
     mla_jv_set_str(o, "schema", MLA_RECIPE_SCHEMA);
-    mla_jv_set_str(o, "layout", LAYOUT[r->layout]);
+    mla_jv_set_str(o, "layout", r->layout == MLA_LAYOUT_NONE ? "auto" : mla_layout_name(r->layout));
     mla_jv_set_size(o, "groups", r->groups);
     mla_jv *b = mla_jv_set_obj(o, "budget");
     if (r->budget.keep > 0) mla_jv_set_f64(b, "keep", r->budget.keep);

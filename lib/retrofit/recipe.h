@@ -41,8 +41,7 @@ MLA_CHECKED mla_status mla_recipe_read(mla_recipe *r, const char *path, mla_err 
 /* Settles what depends on the model: layout, balance; refuses what the model cannot have, with the reason. */
 MLA_CHECKED mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err);
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *obj);
-const char *mla_layout_name(mla_layout l);                    /* "n", "rebuild" */
-bool mla_layout_parse(const char *s, mla_layout *out);        /* also "auto" = MLA_LAYOUT_NONE */
+bool mla_recipe_layout(const char *s, mla_layout *out);       /* a layout's name, or "auto" = MLA_LAYOUT_NONE */
 bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out); /* "auto", "bfloat16", "float32" */
 bool mla_allocation_parse(const char *s, mla_allocation *out); /* "uniform", "spectrum", "probe" */
 #endif

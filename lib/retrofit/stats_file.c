@@ -34,8 +34,6 @@ static void planes_join(double *v, const unsigned char *in, size_t n)
     }
 }
 
-static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
-
 static void put_hex(mla_jv *o, const char *key, const unsigned char d[32])
 {
     char hex[65];
@@ -50,7 +48,7 @@ static mla_status header_json(mla_str *out, const mla_stats *s, const size_t *fr
     if (st != MLA_OK) return st;
     mla_jv *o = mla_json_root(d);
     mla_jv_set_str(o, "schema", MLA_STATS_SCHEMA);
-    mla_jv_set_str(o, "layout", LAYOUT[s->layout]);
+    mla_jv_set_str(o, "layout", mla_layout_name(s->layout));
     mla_jv_set_f64(o, "tokens", s->tokens);
     mla_jv_set_size(o, "rows", s->rows);
     mla_jv_set_size(o, "row_tokens", s->row_tokens);
@@ -205,8 +203,8 @@ static mla_status read_body(mla_stats *s, const mla_jv *o, cursor c, mla_err *er
     const char *schema = mla_jv_str(mla_jv_get(o, "schema")), *layout = mla_jv_str(mla_jv_get(o, "layout"));
     if (!schema || strcmp(schema, MLA_STATS_SCHEMA))
         return mla_fail(err, MLA_EFORMAT, "schema: expected %s, found %s", MLA_STATS_SCHEMA, schema ? schema : "none");
-    s->layout = layout && !strcmp(layout, "n") ? MLA_LAYOUT_N : layout && !strcmp(layout, "rebuild") ? MLA_LAYOUT_REBUILD : MLA_LAYOUT_NONE;
-    if (s->layout == MLA_LAYOUT_NONE) return mla_fail(err, MLA_EFORMAT, "layout: expected n or rebuild, found %s", layout ? layout : "none");
+    if (!layout || !mla_layout_parse(layout, &s->layout))
+        return mla_fail(err, MLA_EFORMAT, "layout: expected one of " MLA_LAYOUT_LIST ", found %s", layout ? layout : "none");
     mla_status st;
     if (!mla_jv_f64(mla_jv_get(o, "tokens"), &s->tokens)) return mla_fail(err, MLA_EFORMAT, "header key tokens: expected a number");
     if ((st = need_size(o, "rows", SIZE_MAX, &s->rows, err)) != MLA_OK || (st = need_size(o, "row_tokens", SIZE_MAX, &s->row_tokens, err)) != MLA_OK ||

@@ -6,15 +6,13 @@
 #include "verify/capacity.h"
 #include "verify/report.h"
 
-static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "base", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
-
 static const char *kv_name(mla_dtype t) { return t == MLA_F8_E4M3 ? "fp8" : t == MLA_BF16 ? "bf16" : "f32"; }
 
 static double two_decimals(double x) { return round(x * 100) / 100; }
 
 static void put_figures(mla_jv *o, const mla_capacity *c, mla_dtype kv)
 {
-    mla_jv_set_str(o, "layout", LAYOUT[c->layout]);
+    mla_jv_set_str(o, "layout", c->layout == MLA_LAYOUT_NONE ? "base" : mla_layout_name(c->layout));
     mla_jv_set_str(o, "kv_dtype", kv_name(kv));
     mla_jv_set_f64(o, "kv_bytes_per_token", c->kv_bytes_per_token);
     mla_jv_set_f64(o, "kv_bytes_per_sequence", c->kv_bytes_per_sequence);

@@ -94,7 +94,6 @@ mla_status mla_identity_of(mla_identity *out, const mla_model *m, mla_pool *pool
 
 void mla_identity_put(mla_jv *doc, const char *key, const mla_identity *id, const mla_model *m)
 {
-    static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
     const mla_config *c = mla_model_config(m);
     const char *path = mla_model_path(m);
     size_t n = strlen(path);
@@ -112,7 +111,7 @@ void mla_identity_put(mla_jv *doc, const char *key, const mla_identity *id, cons
     if (id->tokenizer_sha256[0]) mla_jv_set_str(o, "tokenizer_sha256", id->tokenizer_sha256);
     if (c->mla.layout == MLA_LAYOUT_NONE) return;
     mla_jv *r = mla_jv_set_obj(o, "mla");
-    mla_jv_set_str(r, "layout", LAYOUT[c->mla.layout]);
+    mla_jv_set_str(r, "layout", mla_layout_name(c->mla.layout));
     mla_jv_set_size(r, "groups", c->mla.groups);
     mla_jv *ranks = mla_jv_set_arr(r, "rank");
     for (size_t i = 0; i < c->layers; i++)

@@ -5,12 +5,11 @@ static const char *const FAMILY[] = {
     [MLA_FAM_LLAMA] = "llama", [MLA_FAM_QWEN3_5] = "qwen3_5", [MLA_FAM_QWEN3_NEXT] = "qwen3_next", [MLA_FAM_DEEPSEEK] = "deepseek"};
 static const char *const ROPE[] = {[MLA_ROPE_DEFAULT] = "default", [MLA_ROPE_LINEAR] = "linear", [MLA_ROPE_DYNAMIC] = "dynamic",
                                    [MLA_ROPE_LLAMA3] = "llama3", [MLA_ROPE_YARN] = "yarn", [MLA_ROPE_LONGROPE] = "longrope"};
-static const char *const LAYOUT[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild"};
 
 static void put_retrofit(mla_jv *o, const mla_config *c)
 {
     mla_jv *m = mla_jv_set_obj(o, "mla");
-    mla_jv_set_str(m, "layout", LAYOUT[c->mla.layout]);
+    mla_jv_set_str(m, "layout", mla_layout_name(c->mla.layout));
     mla_jv_set_size(m, "groups", c->mla.groups);
     mla_jv_set_size(m, "rotary_width", c->mla.rotary_width);
     mla_jv_set_str(m, "dtype", mla_dtype_name(c->mla.dtype));
