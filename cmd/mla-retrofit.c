@@ -7,6 +7,8 @@ static const cli_command COMMANDS[] = {
     {"stats", "collect statistics of a base over a corpus", cmd_retrofit_stats},
     {"solve", "solve factors from statistics", cmd_retrofit_solve},
     {"graft", "put factors beside a base", cmd_retrofit_graft},
+    {"pack", "pack a checkpoint folder into one compressed bundle", cmd_retrofit_pack},
+    {"unpack", "give back a packed folder, or single tensors of it", cmd_retrofit_unpack},
     {NULL, NULL, NULL},
 };
 

@@ -9,6 +9,8 @@ mla_status cmd_retrofit_plan(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_retrofit_stats(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_retrofit_solve(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_pack(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err);
 
 /* What the subcommands parse into. */
 typedef struct {

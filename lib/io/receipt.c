@@ -116,24 +116,26 @@ void mla_manifest_free(mla_manifest *m)
     *m = (mla_manifest){0};
 }
 
-void mla_manifest_root(const mla_manifest *m, unsigned char root[32])
+mla_status mla_manifest_root(const mla_manifest *m, unsigned char root[32], mla_err *err)
 {
     mla_sha256 *h;
-    mla_err err;
-    memset(root, 0, 32); /* kept when memory is out: no file set has this digest */
-    if (mla_sha256_new(&h, &err) != MLA_OK) return;
+    mla_status st = mla_sha256_new(&h, err);
+    if (st != MLA_OK) return st;
     for (size_t i = 0; i < m->n; i++) mla_sha256_update(h, m->file[i].sha256, 32);
     mla_sha256_get(h, root);
+    if (!mla_sha256_ok(h)) st = mla_fail(err, MLA_ENOMEM, "digest of %zu files", m->n);
     mla_sha256_free(h);
+    return st;
 }
 
 /* ---- JSON ---- */
-static void root_text(const mla_manifest *m, char text[72])
+static mla_status root_text(const mla_manifest *m, char text[72], mla_err *err)
 {
     unsigned char root[32];
-    mla_manifest_root(m, root);
-    memcpy(text, "sha256:", 7);
-    mla_hex(root, 32, text + 7);
+    mla_status st = mla_manifest_root(m, root, err);
+    memcpy(text, "sha256:", 8);
+    if (st == MLA_OK) mla_hex(root, 32, text + 7);
+    return st;
 }
 
 mla_status mla_manifest_to_json(const mla_manifest *m, mla_jv *obj, mla_err *err)
@@ -150,7 +152,8 @@ mla_status mla_manifest_to_json(const mla_manifest *m, mla_jv *obj, mla_err *err
         mla_hex(f->git_sha1, 20, hex);
         ok = ok && (!f->has_git || mla_jv_set_str(e, "git_blob_sha1", hex));
     }
-    root_text(m, hex);
+    mla_status st = root_text(m, hex, err);
+    if (st != MLA_OK) return st;
     if (!ok || !mla_jv_set_str(obj, "root_digest", hex)) return mla_fail(err, MLA_ENOMEM, "manifest of %zu files as JSON", m->n);
     return MLA_OK;
 }
@@ -203,13 +206,11 @@ mla_status mla_manifest_from_json(mla_manifest *out, const mla_jv *obj, mla_err 
     out->file = mla_alloc(mla_jv_len(list), 1, sizeof *out->file);
     mla_status st = out->file ? MLA_OK : mla_fail(err, MLA_ENOMEM, "manifest of %zu files", mla_jv_len(list));
     for (const mla_jv *e = mla_jv_first(list); e && st == MLA_OK; e = mla_jv_next(e)) st = read_file(out, e, err);
-    if (st == MLA_OK) {
-        root_text(out, own);
-        if (!root || strcmp(root, own)) {
-            mla_quoted q;
-            st = mla_fail(err, MLA_EFORMAT, "root_digest: recorded \"%s\", its own files give \"%s\"",
-                          root ? mla_quote(&q, root, strlen(root)) : "nothing", own);
-        }
+    if (st == MLA_OK) st = root_text(out, own, err);
+    if (st == MLA_OK && (!root || strcmp(root, own))) {
+        mla_quoted q;
+        st = mla_fail(err, MLA_EFORMAT, "root_digest: recorded \"%s\", its own files give \"%s\"",
+                      root ? mla_quote(&q, root, strlen(root)) : "nothing", own);
     }
     if (st != MLA_OK) mla_manifest_free(out);
     return st;

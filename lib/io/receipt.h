@@ -33,7 +33,7 @@ typedef struct {
 MLA_CHECKED mla_status mla_manifest_scan(mla_manifest *out, const char *dir, const char *const *skip, mla_pool *pool,
                                          mla_log *log, mla_err *err);
 void mla_manifest_free(mla_manifest *m); /* a zeroed struct is fine */
-void mla_manifest_root(const mla_manifest *m, unsigned char root[32]);
+MLA_CHECKED mla_status mla_manifest_root(const mla_manifest *m, unsigned char root[32], mla_err *err);
 /* files: [{name,size,sha256,git_blob_sha1?}] under key "files" of obj, and "root_digest": "sha256:<hex>". */
 MLA_CHECKED mla_status mla_manifest_to_json(const mla_manifest *m, mla_jv *obj, mla_err *err);
 /* Refuses names that leave the folder, unsorted or duplicate names, and a root_digest that the files do not give. */

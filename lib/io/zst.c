@@ -1,25 +1,46 @@
 /* zstd frames with checksum and content size, one per call. */
 #include "io/zst.h"
 
+#define ZSTD_STATIC_LINKING_ONLY /* ZSTD_c_literalCompressionMode has no other name */
 #include <zstd.h>
 
 size_t mla_zst_bound(size_t n) { return ZSTD_compressBound(n); }
 const char *mla_zst_version(void) { return ZSTD_versionString(); }
 
-mla_status mla_zst_pack(void *dst, size_t cap, size_t *out_n, const void *src, size_t n, int level, mla_err *err)
+typedef struct {
+    ZSTD_cParameter name;
+    int value;
+} param;
+
+/* One thread: the bytes depend on the parameters and the library only. */
+static mla_status pack(void *dst, size_t cap, size_t *out_n, const void *src, size_t n, const param *p, size_t np, mla_err *err)
 {
     mla_status st = MLA_OK;
     ZSTD_CCtx *c = ZSTD_createCCtx();
     if (!c) return mla_fail(err, MLA_ENOMEM, "zstd compressor");
-    size_t k = ZSTD_CCtx_setParameter(c, ZSTD_c_compressionLevel, level);
-    if (!ZSTD_isError(k)) k = ZSTD_CCtx_setParameter(c, ZSTD_c_checksumFlag, 1);
-    if (!ZSTD_isError(k)) k = ZSTD_compress2(c, dst, cap, src, n); /* one thread: the bytes depend on level and library only */
+    size_t k = ZSTD_CCtx_setParameter(c, ZSTD_c_checksumFlag, 1);
+    for (size_t i = 0; i < np && !ZSTD_isError(k); i++) k = ZSTD_CCtx_setParameter(c, p[i].name, p[i].value);
+    if (!ZSTD_isError(k)) k = ZSTD_compress2(c, dst, cap, src, n);
     if (ZSTD_isError(k))
         st = mla_fail(err, MLA_EINTERNAL, "zstd frame of %zu bytes into %zu: %s", n, cap, ZSTD_getErrorName(k));
     else
         *out_n = k;
     ZSTD_freeCCtx(c);
     return st;
+}
+
+mla_status mla_zst_pack(void *dst, size_t cap, size_t *out_n, const void *src, size_t n, int level, mla_err *err)
+{
+    const param p[] = {{ZSTD_c_compressionLevel, level}};
+    return pack(dst, cap, out_n, src, n, p, 1, err);
+}
+
+mla_status mla_zst_pack_literals(void *dst, size_t cap, size_t *out_n, const void *src, size_t n, bool entropy, mla_err *err)
+{
+    /* the largest acceleration skips the search; whether literals are coded is then asked for in words */
+    const param p[] = {{ZSTD_c_compressionLevel, ZSTD_minCLevel()},
+                       {ZSTD_c_literalCompressionMode, entropy ? ZSTD_ps_enable : ZSTD_ps_disable}};
+    return pack(dst, cap, out_n, src, n, p, 2, err);
 }
 
 /* Header facts are checked before a byte is decoded: dst is never larger than the caller said. */

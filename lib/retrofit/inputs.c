@@ -11,7 +11,7 @@ static mla_status digest_base(mla_inputs *in, const mla_input_opts *o, mla_err *
     static const char *const SKIP[] = {MLA_RECEIPT_NAME, NULL};
     if (mla_path_is_dir(o->base)) {
         mla_status st = mla_manifest_scan(&in->base_files, o->base, SKIP, o->pool, o->log, err);
-        if (st == MLA_OK) mla_manifest_root(&in->base_files, in->base_digest);
+        if (st == MLA_OK) st = mla_manifest_root(&in->base_files, in->base_digest, err);
         return st;
     }
     mla_file_digest f = {.path = o->base};
@@ -26,8 +26,7 @@ static mla_status digest_base(mla_inputs *in, const mla_input_opts *o, mla_err *
     if (!rf->name) return mla_fail(err, MLA_ENOMEM, "manifest of %s", o->base);
     rf->size = f.size;
     memcpy(rf->sha256, f.digest, 32);
-    mla_manifest_root(&in->base_files, in->base_digest);
-    return MLA_OK;
+    return mla_manifest_root(&in->base_files, in->base_digest, err);
 }
 
 mla_status mla_inputs_open_base(mla_inputs *in, mla_recipe *recipe, const mla_input_opts *o, mla_err *err)

@@ -48,10 +48,8 @@ mla_status mla_receipt_write(const char *dir, const mla_receipt_content *c, mla_
     mla_status st = path ? mla_manifest_scan(&m, dir, SKIP, pool, log, err) : mla_fail(err, MLA_ENOMEM, "path of the receipt");
     if (st == MLA_OK) st = mla_json_new_object(&d, err);
     if (st == MLA_OK) st = fill(mla_json_root(d), c, &m, err);
-    if (st == MLA_OK) {
-        mla_manifest_root(&m, root);
-        st = mla_receipt_write_sealed(path, mla_json_root(d), err);
-    }
+    if (st == MLA_OK) st = mla_manifest_root(&m, root, err);
+    if (st == MLA_OK) st = mla_receipt_write_sealed(path, mla_json_root(d), err);
     mla_json_free(d);
     mla_manifest_free(&m);
     mla_free(path);

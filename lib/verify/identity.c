@@ -32,14 +32,12 @@ static mla_status weights_digest(mla_identity *id, const mla_manifest *all, cons
     for (size_t i = 0; i < all->n; i++)
         for (size_t j = 0; j < mla_ckpt_shard_count(ck); j++)
             if (!strcmp(all->file[i].name, mla_ckpt_shard_name(ck, j))) part.file[part.n++] = all->file[i];
-    if (part.n == 1) {
-        mla_hex(part.file[0].sha256, 32, id->weights_sha256);
-    } else {
-        mla_manifest_root(&part, root);
-        mla_hex(root, 32, id->weights_sha256);
-    }
+    mla_status st = MLA_OK;
+    if (part.n == 1) memcpy(root, part.file[0].sha256, 32);
+    else st = mla_manifest_root(&part, root, err);
+    if (st == MLA_OK) mla_hex(root, 32, id->weights_sha256);
     mla_free(part.file);
-    return MLA_OK;
+    return st;
 }
 
 static mla_status of_folder(mla_identity *id, const mla_model *m, mla_pool *pool, mla_log *log, mla_err *err)
@@ -56,9 +54,9 @@ static mla_status of_folder(mla_identity *id, const mla_model *m, mla_pool *pool
     } else if (st == MLA_OK) {
         st = mla_manifest_scan(&all, dir, SKIP, pool, log, err);
     }
+    if (st == MLA_OK) st = mla_manifest_root(&all, root, err);
     if (st == MLA_OK) {
         char hex[65];
-        mla_manifest_root(&all, root);
         mla_hex(root, 32, hex);
         (void)snprintf(id->root_digest, sizeof id->root_digest, "sha256:%s", hex);
         st = weights_digest(id, &all, mla_model_ckpt(m), err);

@@ -83,8 +83,12 @@ static mla_status inspect_receipt(mla_jv *doc, const mla_jv *root, const char *p
     char hex[65];
     mla_status st = mla_manifest_from_json(&m, root, err);
     if (st != MLA_OK) return mla_wrap(err, "%s", path);
+    st = mla_manifest_root(&m, digest, err);
+    if (st != MLA_OK) {
+        mla_manifest_free(&m);
+        return st;
+    }
     mla_inspect_set_kind(doc, "receipt");
-    mla_manifest_root(&m, digest);
     mla_hex(digest, 32, hex);
     mla_jv *o = mla_jv_set_obj(doc, "receipt");
     for (mla_jv *v = mla_jv_first(root); v; v = mla_jv_next(v))

@@ -88,7 +88,7 @@ static mla_status check_base(mla_findings *f, const mla_jv *root, const mla_rece
     return st;
 }
 
-static void put_model(mla_jv *doc, const char *dir, const mla_manifest *found)
+static mla_status put_model(mla_jv *doc, const char *dir, const mla_manifest *found, mla_err *err)
 {
     unsigned char root[32];
     char hex[65], text[80] = "sha256:";
@@ -97,9 +97,10 @@ static void put_model(mla_jv *doc, const char *dir, const mla_manifest *found)
     while (n > 1 && dir[n - 1] == '/') n--;
     size_t b = n;
     while (b > 0 && dir[b - 1] != '/') b--;
+    mla_status st = mla_manifest_root(found, root, err);
+    if (st != MLA_OK) return st;
     char *name = mla_strndup(dir + b, n - b);
     for (size_t i = 0; i < found->n; i++) bytes += (double)found->file[i].size;
-    mla_manifest_root(found, root);
     mla_hex(root, 32, hex);
     memcpy(text + 7, hex, 65);
     mla_jv *m = mla_jv_set_obj(doc, "model");
@@ -108,6 +109,7 @@ static void put_model(mla_jv *doc, const char *dir, const mla_manifest *found)
     mla_jv_set_size(m, "files", found->n);
     mla_jv_set_f64(m, "bytes", bytes);
     mla_free(name);
+    return MLA_OK;
 }
 
 /* Text without the folder's own path: a report names no folder of this machine. Caller frees. */
@@ -210,10 +212,8 @@ mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_o
     }
     if (st == MLA_OK) mla_receipts_config(&r, dir, o, &found, json ? mla_json_root(json) : NULL);
     if (st == MLA_OK && o->base && json) st = check_base(&r.f[MLA_RF_BASE], mla_json_root(json), o, err);
-    if (st == MLA_OK) {
-        put_model(doc, dir, &found);
-        put_findings(doc, &r, dir, o, verdict);
-    }
+    if (st == MLA_OK) st = put_model(doc, dir, &found, err);
+    if (st == MLA_OK) put_findings(doc, &r, dir, o, verdict);
     for (size_t i = 0; i < MLA_RF_N; i++) mla_findings_free(&r.f[i]);
     mla_manifest_free(&recorded);
     mla_manifest_free(&found);

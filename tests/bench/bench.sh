@@ -3,16 +3,16 @@
 #
 # Engines alternate for BENCH_ROUNDS rounds and repeat BENCH_REPS times within each; medians are printed. Nothing here
 # fails on a slow figure: a ratio is information, the tests are elsewhere.
-#   BENCH_THREADS (all CPUs)   BENCH_ROUNDS (3)   BENCH_REPS (3)   BENCH_ONLY (any of: a b c d e)
+#   BENCH_THREADS (all CPUs)   BENCH_ROUNDS (3)   BENCH_REPS (3)   BENCH_ONLY (any of: a b c d e f)
 #   BENCH_QUICK=1: tiny sizes, to see that everything runs   MLA_BENCH_CLOCK=cpu: CPU time, for one thread on a busy machine
 set -eu
 build=${BUILD:-build} threads=${BENCH_THREADS:-$(nproc)} rounds=${BENCH_ROUNDS:-3} reps=${BENCH_REPS:-3}
-dir=$build/bench-data bin=$build/bench res=$dir/results only=${BENCH_ONLY:-a b c d e}
+dir=$build/bench-data bin=$build/bench res=$dir/results only=${BENCH_ONLY:-a b c d e f}
 venv=$build/bench-venv corpus=calib/evaluation.jsonl hybrid=tests/fixtures/tiny-hybrid
 gguf=$dir/SmolLM2-135M-Instruct.Q4_1.gguf
-prefill=512 decode=64 sweep=1280 sha_mib=512 stat_rows=4 row=512 m=2048 n=5120 rank=512 build_tokens=16384
+prefill=512 decode=64 sweep=1280 sha_mib=512 stat_rows=4 row=512 m=2048 n=5120 rank=512 build_tokens=16384 pack_mib=256
 if [ "${BENCH_QUICK:-0}" = 1 ]; then
-    rounds=1 reps=1 prefill=64 decode=8 sweep=128 sha_mib=16 stat_rows=2 row=128 m=256 n=640 rank=64 build_tokens=3840
+    rounds=1 reps=1 prefill=64 decode=8 sweep=128 sha_mib=16 stat_rows=2 row=128 m=256 n=640 rank=64 build_tokens=3840 pack_mib=16
 fi
 # shellcheck disable=SC2046  # package names
 set -- torch==2.15.0 numpy==2.4.6 gguf==0.19.0 xllamacpp==2026.10.11549
@@ -128,6 +128,15 @@ section_d() {
     note "the whole mla_solve_layer of $m features (metric, two eigenproblems, factors of every rank): $(med solve_layer) s; $(sed -n 's/^blas //p' "$res" | head -n 1)"
 }
 
+section_f() {
+    take '' "$bin/bench_pack" "$hybrid/model.safetensors" $pack_mib "$reps" || { note "bench_pack failed: $(tail -n 1 "$dir/stderr")"; return 1; }
+    head_row "(f) packing $pack_mib MiB of the hybrid's bf16 weights, one thread"
+    row "ratio" "$(med pack_ratio)" ge 1.47 - "plain zstd -1: $(med zstd1_ratio)"
+    row "ratio / plain zstd -1" "$(calc "$(med pack_ratio) / $(med zstd1_ratio)")" ge 1.15 - "$(med zstd1_gbs) GB/s with plain zstd -1"
+    row "in, GB/s a core" "$(med pack_gbs)" ge 1.0 - "$(calc "$(med pack_gbs) / $(med zstd1_gbs)") of plain zstd -1's rate"
+    row "out, GB/s a core" "$(med unpack_gbs)" ge 1.5 - "checksums tested"
+}
+
 peak_build() {
     rm -rf "$dir/built" "$dir/built.partial"
     "$bin/child" "$dir/child" "$build/bin/mla-retrofit" build "$gguf" "$dir/built" --keep 0.5 --threads "$threads" --calibration-tokens $build_tokens --quiet >/dev/null 2>"$dir/stderr" ||
@@ -147,7 +156,7 @@ section_e() {
 }
 
 for s in $only; do
-    case $s in [abcde]) ;; *) echo "bench: BENCH_ONLY has \"$s\", known are a b c d e" >&2; exit 2 ;; esac
+    case $s in [abcdef]) ;; *) echo "bench: BENCH_ONLY has \"$s\", known are a b c d e f" >&2; exit 2 ;; esac
 done
 [ $smollm2 = 1 ] || only=$(echo "$only" | sed 's/a//')
 for s in $only; do "section_$s" || failed=1; done

@@ -23,6 +23,6 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--write-bad")) return write_bad(argv[2]);
     const mla_suite_fn suites[] = {file_suite, json_suite, safetensors_suite, ckpt_suite, gguf_suite,
-                                   sha256_suite, zst_suite, receipt_suite, bad_suite, faults_suite};
+                                   sha256_suite, zst_suite, receipt_suite, bad_suite, faults_suite, bundle_suite};
     return mla_test_main("io", suites, sizeof suites / sizeof *suites);
 }

@@ -15,6 +15,7 @@ Suite *zst_suite(void);
 Suite *receipt_suite(void);
 Suite *bad_suite(void);
 Suite *faults_suite(void);
+Suite *bundle_suite(void);
 
 /* Removes a folder of mla_test_tmpdir with all that is in it, and frees its name. */
 void drop_dir(char *dir);

@@ -1,0 +1,95 @@
+/* mla-retrofit pack and unpack: a checkpoint folder in one compressed file, and back byte for byte. */
+#include "io/bundle.h"
+#include "io/file.h"
+#include "io/sha256.h"
+#include "retrofit.h"
+#include "retrofit/unpack.h"
+
+static mla_status answer(cli *c, const mla_bundle_sum *s, const unsigned char root[32], mla_err *err)
+{
+    char hex[65], a[32], b[32];
+    mla_hex(root, 32, hex);
+    if (!c->json) {
+        mla_str t = MLA_STR_MAX(4096);
+        mla_str_printf(&t, "files        %zu\nbytes        %s\npacked       %s, %.4f to 1\n", s->files, mla_bytes_text(a, sizeof a, (double)s->bytes),
+                       mla_bytes_text(b, sizeof b, (double)s->stored), (double)s->bytes / (double)s->stored);
+        if (s->float_bytes)
+            mla_str_printf(&t, "16-bit part  %s, %.4f to 1\n", mla_bytes_text(a, sizeof a, (double)s->float_bytes),
+                           (double)s->float_bytes / (double)s->float_stored);
+        mla_str_printf(&t, "root digest  sha256:%s\n", hex);
+        mla_status st = cli_print(&t, err);
+        mla_str_free(&t);
+        return st;
+    }
+    mla_json *d;
+    mla_status st = mla_json_new_object(&d, err);
+    if (st != MLA_OK) return st;
+    mla_jv *o = mla_json_root(d);
+    mla_jv_set_str(o, "schema", "mla-bundle-report/1");
+    mla_jv_set_size(o, "files", s->files);
+    mla_jv_set_size(o, "bytes", s->bytes);
+    mla_jv_set_size(o, "stored", s->stored);
+    mla_jv_set_size(o, "float_bytes", s->float_bytes);
+    mla_jv_set_size(o, "float_stored", s->float_stored);
+    mla_jv_set_str(o, "root_sha256", hex);
+    st = cli_print_json(o, err);
+    mla_json_free(d);
+    return st;
+}
+
+static mla_status report(cli *c, const mla_bundle *b, mla_err *err)
+{
+    mla_bundle_sum sum;
+    unsigned char root[32];
+    mla_bundle_totals(b, &sum);
+    mla_status st = mla_manifest_root(mla_bundle_manifest(b), root, err);
+    return st == MLA_OK ? answer(c, &sum, root, err) : st;
+}
+
+mla_status cmd_retrofit_pack(cli *c, int argc, char **argv, mla_err *err)
+{
+    const cli_spec spec = {.args = "FOLDER OUT.mlapack",
+                           .about = "Packs a checkpoint folder (weights, configuration, receipts, every file) into one file, losslessly: exponents "
+                                    "of floating-point weights are coded apart from signs and mantissas (docs/format-bundle.md).",
+                           .min_args = 2, .max_args = 2, .common = CLI_JSON | CLI_THREADS};
+    if (!cli_parse(c, &spec, argc, argv, err)) return err->status;
+    if (mla_path_exists(c->arg[1])) return mla_fail(err, MLA_EINVAL, "%s exists: choose another output or remove it", c->arg[1]);
+    if (!mla_path_is_dir(c->arg[0])) return mla_fail(err, MLA_EINVAL, "%s is no folder", c->arg[0]);
+    mla_pool *pool;
+    mla_bundle *b = NULL;
+    mla_bundle_sum sum;
+    mla_status st = mla_pool_new(&pool, c->threads, err);
+    if (st != MLA_OK) return st;
+    st = mla_bundle_write(c->arg[1], c->arg[0], pool, &c->log, &sum, err);
+    if (st == MLA_OK) st = mla_bundle_open(&b, c->arg[1], err);
+    if (st == MLA_OK) st = report(c, b, err);
+    mla_bundle_close(b);
+    mla_pool_free(pool);
+    return st;
+}
+
+mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err)
+{
+    cli_list tensor = {0};
+    const cli_option opt[] = {{.name = "tensor", .kind = CLI_LIST, .target = &tensor, .metavar = "NAME",
+                               .help = "only this tensor, into the safetensors file OUT; may be given several times"}};
+    const cli_spec spec = {.args = "BUNDLE.mlapack OUT",
+                           .about = "Unpacks a bundle into the new folder OUT, byte for byte: every file's sha256 is compared before it gets its name. "
+                                    "OUT appears only when it is whole; a killed run continues when it is run again.",
+                           .opt = opt, .nopt = 1, .min_args = 2, .max_args = 2, .common = CLI_JSON | CLI_THREADS};
+    if (!cli_parse(c, &spec, argc, argv, err)) {
+        cli_list_free(&tensor);
+        return err->status;
+    }
+    mla_pool *pool = NULL;
+    mla_bundle *b = NULL;
+    mla_status st = mla_pool_new(&pool, c->threads, err);
+    if (st == MLA_OK) st = mla_bundle_open(&b, c->arg[0], err);
+    if (st == MLA_OK && tensor.n) st = mla_unpack_tensors(b, tensor.v, tensor.n, c->arg[1], pool, err);
+    else if (st == MLA_OK) st = mla_unpack(b, c->arg[1], pool, &c->log, err);
+    if (st == MLA_OK && !tensor.n) st = report(c, b, err);
+    mla_bundle_close(b);
+    mla_pool_free(pool);
+    cli_list_free(&tensor);
+    return st;
+}
