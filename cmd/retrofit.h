@@ -18,7 +18,8 @@ typedef struct {
     size_t rank, kv_bytes, groups, tokens, row_tokens;
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype;
     cli_list corpus;
-    bool force, stream;
+    const char *ranks;
+    bool force, stream, nested;
 } retrofit_args;
 
 #define RETROFIT_OPTIONS 16

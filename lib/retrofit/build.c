@@ -11,6 +11,8 @@
 #include "linalg/gemm.h"
 #include "retrofit/gather.h"
 #include "retrofit/graft.h"
+#include "retrofit/nested.h"
+#include "retrofit/prefix.h"
 #include "retrofit/receipt.h"
 #include "retrofit/stats_file.h"
 #include "retrofit/workdir.h"
@@ -37,6 +39,20 @@ static mla_status work_key(unsigned char key[32], const mla_inputs *in, const ml
     if (st == MLA_OK) mla_sha256_bytes(s.s, s.len, key);
     mla_str_free(&s);
     mla_json_free(d);
+    return st;
+}
+
+/* The same for a graft: base and factors file by digest, and the ranks taken. */
+static mla_status graft_key(unsigned char key[32], const mla_inputs *in, const mla_recipe *r, const mla_factorization *f, mla_err *err)
+{
+    mla_str s = MLA_STR_MAX(1 << 20);
+    unsigned char base[32];
+    mla_status st = work_key(base, in, r, "graft", err);
+    for (size_t i = 0; i < 32; i++) mla_str_printf(&s, "%02x", base[i]);
+    for (size_t i = 0; i < f->layers; i++) mla_str_printf(&s, " %zu", f->result[i].rank);
+    if (st == MLA_OK && !mla_str_ok(&s)) st = mla_fail(err, MLA_ENOMEM, "key of the work folder");
+    if (st == MLA_OK) mla_sha256_bytes(s.s, s.len, key);
+    mla_str_free(&s);
     return st;
 }
 
@@ -89,12 +105,14 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
     return st;
 }
 
-static mla_status finish(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, mla_workdir *w, mla_err *err)
+/* src: the factors file of a graft; NULL: solved here. */
+static mla_status finish(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const mla_factor_source *src,
+                         mla_workdir *w, mla_err *err)
 {
     char engine[256];
     engine_text(engine, sizeof engine, o);
     mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
-                              .computed_with = engine};
+                              .source = src, .computed_with = engine};
     mla_status st = mla_graft(w->partial, in->model, &out->f, out->f.f32, o->log, err);
     if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
     if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
@@ -138,7 +156,7 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
         if (st == MLA_OK) mla_info(o->log, "solving %zu layers", fit.layers);
         if (st == MLA_OK) st = factorize(out, o, &in, &fit, held.layers ? &held : NULL, err);
     }
-    if (st == MLA_OK) st = finish(out, o, &in, &fit, &w, err);
+    if (st == MLA_OK) st = finish(out, o, &in, &fit, NULL, &w, err);
     mla_stats_free(&fit);
     mla_stats_free(&held);
     mla_workdir_close(&w);
@@ -182,16 +200,26 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
         if (st == MLA_OK && (st = mla_stats_merge(&sum, &s, err)) != MLA_OK) st = mla_wrap(err, "%s", stats[i]);
         mla_stats_free(&s);
     }
-    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .pool = o->pool};
+    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .pool = o->pool, .nested = o->nested};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK && !(layer = mla_alloc(out->f.layers, 1, sizeof *layer))) st = mla_fail(err, MLA_ENOMEM, "layer list");
     for (size_t i = 0; st == MLA_OK && i < out->f.layers; i++) layer[i] = out->f.result[i].layer;
-    if (st == MLA_OK) st = mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->f.f32, out->root, err);
+    if (st == MLA_OK)
+        st = o->nested ? mla_nested_write(factors_out, in.model, out->f.nested, out->f.layers, out->f.f32, out->root, err)
+                       : mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->f.f32, out->root, err);
     mla_free(layer);
     mla_stats_free(&sum);
     mla_inputs_close(&in);
     if (st != MLA_OK) mla_build_result_free(out);
     return st;
+}
+
+/* The recipe as the receipt records it: what the factors file decided, and the ranks that were asked for. */
+static void adopt(mla_recipe *r, const mla_factorization *f)
+{
+    r->factors_dtype = f->f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
+    r->layout = f->factors[0].layout;
+    r->groups = f->factors[0].groups;
 }
 
 mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const char *factors, mla_err *err)
@@ -200,21 +228,26 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
     mla_inputs in = {0};
     mla_workdir w = {0};
     mla_stats none = {0};
+    mla_factor_source src = {0};
     mla_file_digest fd = {.path = factors};
-    bool f32 = false;
+    mla_str note = MLA_STR_MAX(1024);
+    unsigned char key[32];
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = mla_sha256_files(&fd, 1, o->pool, NULL, err);
-    if (st == MLA_OK) st = mla_factors_load(&out->f, &f32, factors, in.model, err);
+    if (st == MLA_OK) st = mla_factor_source_read(&src, factors, in.model, err);
+    mla_prefix_opts po = {.recipe = &out->recipe, .rank = o->rank, .n_rank = o->n_rank};
+    if (st == MLA_OK) st = mla_prefix(&out->f, &src, mla_model_config(in.model), &po, &note, err);
     if (st == MLA_OK) {
-        out->f.f32 = f32;
-        out->recipe.factors_dtype = f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
-        out->recipe.layout = out->f.factors[0].layout;
-        out->recipe.groups = out->f.factors[0].groups;
+        if (note.len) mla_warn(o->log, "%s", mla_str_c(&note));
+        adopt(&out->recipe, &out->f);
         memcpy(in.fit_digest, fd.digest, 32); /* the factors file takes the corpus's place in key and receipt */
-        st = mla_workdir_open(&w, o->out, fd.digest, o->log, err);
+        st = graft_key(key, &in, &out->recipe, &out->f, err);
     }
+    if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
     memcpy(none.corpus_digest, fd.digest, 32);
-    if (st == MLA_OK) st = finish(out, o, &in, &none, &w, err);
+    if (st == MLA_OK) st = finish(out, o, &in, &none, &src, &w, err);
+    mla_str_free(&note);
+    mla_factor_source_free(&src);
     mla_workdir_close(&w);
     mla_inputs_close(&in);
     if (st != MLA_OK) mla_build_result_free(out);

@@ -20,6 +20,9 @@ typedef struct {
     mla_pool *pool;
     mla_precision precision;    /* of the calibration pass */
     bool stream_layers;
+    bool nested;                /* solve: keep what every smaller rank needs (nested.h) */
+    const size_t *rank;         /* graft: n_rank ranks, one per full-attention layer; NULL: by the recipe's budget, if any */
+    size_t n_rank;
     mla_log *log;
 } mla_build_opts;
 
@@ -37,6 +40,6 @@ MLA_CHECKED mla_status mla_build_stats(const mla_build_opts *o, const char *stat
 /* solve: statistics -> one factors file (.safetensors) that graft accepts for any base of the same shape. */
 MLA_CHECKED mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const char *const *stats, size_t n_stats,
                                        const char *factors_out, mla_err *err);
-/* graft: factors file + base -> checkpoint folder with receipt. */
+/* graft: factors file + base -> checkpoint folder with receipt; smaller ranks by prefix (prefix.h). */
 MLA_CHECKED mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const char *factors, mla_err *err);
 #endif

@@ -16,6 +16,7 @@ typedef struct {
     mla_err *err;            /* one per layer */
     const size_t *rank;
     mla_probe *probe;
+    bool nested;
 } work;
 
 static void solve_one(void *ctx, size_t b, size_t e, size_t worker)
@@ -53,6 +54,7 @@ static mla_status one_result(work *w, size_t i)
     mla_free(r->spectrum);
     *r = (mla_layer_result){0};
     mla_status st = mla_solution_factors(f, s, per, !w->out->f32, err);
+    if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
     *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = mla_solution_tail(s, per) / total, .held_out = -1,
@@ -63,7 +65,7 @@ static mla_status one_result(work *w, size_t i)
     memcpy(r->spectrum, s->sigma, r->n_spectrum * sizeof *r->spectrum);
     qsort(r->spectrum, r->n_spectrum, sizeof *r->spectrum, descending);
     if ((st = mla_solution_loss(&loss, s, f, &w->fit->layer[i], err)) != MLA_OK) return st;
-    r->exact = loss / total;
+    r->exact = loss > 0 ? loss / total : 0;
     if (w->held && w->held->layer[i].wsum > 0) {
         mla_factors none = *f; /* loss of keeping only the mean: the held-out tokens' own energy */
         none.r = 0;
@@ -106,7 +108,7 @@ static mla_status choose_ranks(size_t *rank, const work *w, size_t n, mla_err *e
     mla_status st = mla_rank_uniform(&uniform, mla_model_config(w->m), w->r->layout, w->r->groups, w->r->budget, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < n; i++) rank[i] = uniform;
-    size_t min = uniform < 4 * w->r->groups ? w->r->groups : 4 * w->r->groups;
+    size_t min = mla_rank_min(uniform, w->r->groups);
     if (w->r->allocation == MLA_ALLOC_SPECTRUM) return mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, min, err);
     if (w->r->allocation != MLA_ALLOC_PROBE) return MLA_OK;
     if (!w->probe) return mla_fail(err, MLA_EINVAL, "allocation by probe needs held-out text");
@@ -125,12 +127,13 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     size_t n = fit->layers;
     *out = (mla_factorization){.layers = n};
     size_t *rank = mla_alloc(n, 1, sizeof *rank);
-    work w = {.m = o->model, .r = r, .fit = fit, .held = o->held, .out = out, .rank = rank, .probe = o->probe};
+    work w = {.m = o->model, .r = r, .fit = fit, .held = o->held, .out = out, .rank = rank, .probe = o->probe, .nested = o->nested};
     w.sol = mla_alloc(n, 1, sizeof *w.sol);
     w.err = mla_alloc(n, 1, sizeof *w.err);
     out->factors = mla_alloc(n, 1, sizeof *out->factors);
     out->result = mla_alloc(n, 1, sizeof *out->result);
-    mla_status st = rank && w.sol && w.err && out->factors && out->result ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
+    if (o->nested) out->nested = mla_alloc(n, 1, sizeof *out->nested);
+    mla_status st = rank && w.sol && w.err && out->factors && out->result && (out->nested || !o->nested) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
     if (st == MLA_OK && fit->layout != r->layout)
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
     if (st == MLA_OK) {
@@ -184,7 +187,9 @@ void mla_factorization_free(mla_factorization *f)
     for (size_t i = 0; i < f->layers; i++) {
         if (f->factors) mla_factors_free(&f->factors[i]);
         if (f->result) mla_free(f->result[i].spectrum);
+        if (f->nested) mla_nested_free(&f->nested[i]);
     }
+    mla_free(f->nested);
     mla_free(f->factors);
     mla_free(f->result);
     *f = (mla_factorization){0};
@@ -197,8 +202,8 @@ void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr)
         mla_jv *o = mla_jv_add_obj(arr);
         mla_jv_set_size(o, "layer", r->layer);
         mla_jv_set_size(o, "rank", r->rank);
-        mla_jv_set_f64(o, "predicted_loss", r->predicted);
-        mla_jv_set_f64(o, "stored_loss", r->exact);
+        if (r->predicted >= 0) mla_jv_set_f64(o, "predicted_loss", r->predicted);
+        if (r->exact >= 0) mla_jv_set_f64(o, "stored_loss", r->exact);
         if (r->held_out >= 0) mla_jv_set_f64(o, "held_out_loss", r->held_out);
         mla_jv_set_f64(o, "energy", r->energy);
         mla_jv_set_f64(o, "key_share", r->k_share);
@@ -206,14 +211,23 @@ void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr)
     }
 }
 
+/* A share in `width` columns and a percent sign; a dash where it was not measured. */
+static void put_percent(mla_str *out, int width, double share)
+{
+    if (share >= 0) mla_str_printf(out, "%*.3g%% ", width, 100 * share);
+    else mla_str_printf(out, "%*s ", width + 1, "-");
+}
+
 void mla_factorization_table(const mla_factorization *f, mla_str *out)
 {
     mla_str_put(out, "layer   rank   predicted loss   as stored   held-out loss   keys' share\n");
     for (size_t i = 0; i < f->layers; i++) {
         const mla_layer_result *r = &f->result[i];
-        mla_str_printf(out, "%5zu %6zu %15.3g%% %10.3g%% ", r->layer, r->rank, 100 * r->predicted, 100 * r->exact);
-        if (r->held_out >= 0) mla_str_printf(out, "%14.3g%%", 100 * r->held_out);
-        else mla_str_put(out, "              -");
-        mla_str_printf(out, " %12.1f%%\n", 100 * r->k_share);
+        mla_str_printf(out, "%5zu %6zu ", r->layer, r->rank);
+        put_percent(out, 15, r->predicted);
+        put_percent(out, 10, r->exact);
+        put_percent(out, 14, r->held_out);
+        if (r->predicted >= 0) mla_str_printf(out, "%12.1f%%\n", 100 * r->k_share);
+        else mla_str_put(out, "           -\n");
     }
 }

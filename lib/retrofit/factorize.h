@@ -9,14 +9,15 @@
 #include "base/par.h"
 #include "io/json.h"
 #include "model/model.h"
+#include "retrofit/nested.h"
 #include "retrofit/probe.h"
 #include "retrofit/recipe.h"
 #include "retrofit/solve.h"
 
 typedef struct {
     size_t layer, rank;         /* rank: values per token over all groups */
-    double predicted, held_out; /* share of the layer's weighted energy that is lost; held_out < 0: not measured */
-    double exact;               /* the same on the fit's own statistics, with the factors as stored (bf16) */
+    double predicted, held_out; /* share of the layer's weighted energy that is lost; negative: not known, not measured */
+    double exact;               /* the same on the fit's own statistics, with the factors as stored (bf16); negative: not measured */
     double energy;              /* total, in squared output units; 0: exact factors, nothing was measured */
     double k_share;             /* of the latent */
     size_t floored;
@@ -29,6 +30,7 @@ typedef struct {
     bool f32;                   /* stored precision of encoders and decoders: f32, else bf16 */
     mla_factors *factors;       /* in depth order */
     mla_layer_result *result;
+    mla_nested *nested;         /* (layers) where asked for, else NULL */
 } mla_factorization;
 
 typedef struct {
@@ -37,6 +39,7 @@ typedef struct {
     const mla_stats *fit, *held;/* held may be NULL */
     mla_pool *pool;
     mla_probe *probe;           /* needed for allocation by probe, otherwise NULL */
+    bool nested;                /* keep what prefixes of these ranks need */
 } mla_factorize_opts;
 MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err);
 /* Full rank: the exact identity for every layer, which needs no statistics. */

@@ -13,8 +13,7 @@
 
 static const char *const PART[3] = {"encoder.weight", "decoder.weight", "mean"};
 
-/* "<prefix>layers.N.self_attn.mla.<part>", the prefix being that of the base's own tensors ("model." for a GGUF base). */
-static mla_status tensor_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err)
+mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err)
 {
     mla_str_clear(name);
     if (mla_model_gguf(base)) mla_str_printf(name, "model.layers.%zu.self_attn.", layer);
@@ -54,7 +53,7 @@ mla_status mla_factors_write(const char *path, const mla_model *base, const mla_
         part_shape(fl, i % 3, t[i].shape, &t[i].ndim);
         size_t count = mla_tensor_numel(&t[i]);
         t[i].nbytes = count * mla_dtype_bits(t[i].dtype) / 8;
-        if ((st = tensor_name(&s, base, layer[i / 3], PART[i % 3], err)) != MLA_OK) break;
+        if ((st = mla_factors_name(&s, base, layer[i / 3], PART[i % 3], err)) != MLA_OK) break;
         name[i] = mla_strdup(mla_str_c(&s));
         data[i] = mla_alloc_raw(t[i].nbytes, 1, 1);
         if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", layer[i / 3]);
@@ -73,75 +72,6 @@ mla_status mla_factors_write(const char *path, const mla_model *base, const mla_
     mla_free(data);
     mla_str_free(&s);
     return st == MLA_OK ? st : mla_wrap(err, "factors");
-}
-
-/* One tensor of a factors file into *out (allocated), which must have the shape of `want` when that is set. */
-static mla_status load_part(float *dst, size_t count, const mla_tensor *t, mla_err *err)
-{
-    char text[96];
-    size_t at;
-    if (mla_tensor_numel(t) != count || !mla_to_f32(dst, t->data, t->dtype, count))
-        return mla_fail(err, MLA_EFORMAT, "%s: expected %zu float values, found %s", t->name, count, mla_tensor_text(t, text, sizeof text));
-    if (mla_count_nonfinite(dst, count, &at)) return mla_fail(err, MLA_EFORMAT, "%s: value %zu is not finite", t->name, at);
-    return MLA_OK;
-}
-
-static mla_status load_layer(mla_factors *f, mla_dtype *dtype, const mla_st *file, const mla_model *base, size_t layer, mla_err *err)
-{
-    const mla_tensor *t[3];
-    mla_str s = MLA_STR_MAX(1024);
-    const mla_config *c = mla_model_config(base);
-    mla_status st = MLA_OK;
-    for (size_t k = 0; st == MLA_OK && k < 3; k++) {
-        st = tensor_name(&s, base, layer, PART[k], err);
-        if (st == MLA_OK && !(t[k] = mla_st_find(file, mla_str_c(&s)))) st = mla_fail(err, MLA_EFORMAT, "%s is missing", mla_str_c(&s));
-    }
-    mla_str_free(&s);
-    if (st != MLA_OK) return st;
-    char text[96];
-    if (t[0]->ndim != 3) return mla_fail(err, MLA_EFORMAT, "%s: expected [groups, r, n], found %s", t[0]->name, mla_tensor_text(t[0], text, sizeof text));
-    size_t g = t[0]->shape[0], r = t[0]->shape[1], n = t[0]->shape[2], nn = 0, nr = 0;
-    if (g == 0 || c->kv_heads % g) return mla_fail(err, MLA_EFORMAT, "%s: %zu groups do not divide %zu KV heads", t[0]->name, g, c->kv_heads);
-    mla_layout layout = MLA_LAYOUT_NONE;
-    if (mla_factors_dims(c, MLA_LAYOUT_REBUILD, g, &nr, err) == MLA_OK && n == nr) layout = MLA_LAYOUT_REBUILD;
-    if (c->rope.rot < c->head_dim && mla_factors_dims(c, MLA_LAYOUT_N, g, &nn, err) == MLA_OK && n == nn) layout = MLA_LAYOUT_N;
-    if (layout == MLA_LAYOUT_NONE || r == 0 || r > n)
-        return mla_fail(err, MLA_EFORMAT, "%s: %zu features and rank %zu fit no layout of this base (n: %zu, rebuild: %zu)", t[0]->name, n, r, nn, nr);
-    *dtype = t[0]->dtype;
-    st = mla_factors_new(f, layout, g, n, r, err);
-    if (st == MLA_OK) st = load_part(f->E, g * r * n, t[0], err);
-    if (st == MLA_OK) st = load_part(f->D, g * n * r, t[1], err);
-    if (st == MLA_OK) st = load_part(f->mu, g * n, t[2], err);
-    return st;
-}
-
-mla_status mla_factors_load(mla_factorization *out, bool *f32, const char *path, const mla_model *base, mla_err *err)
-{
-    const mla_config *c = mla_model_config(base);
-    size_t full = mla_config_full_layers(c);
-    mla_st *file;
-    *out = (mla_factorization){0};
-    mla_status st = mla_st_open(&file, path, err);
-    if (st != MLA_OK) return st;
-    out->factors = mla_alloc(full, 1, sizeof *out->factors);
-    out->result = mla_alloc(full, 1, sizeof *out->result);
-    if (!out->factors || !out->result) st = mla_fail(err, MLA_ENOMEM, "factors of %zu layers", full);
-    for (size_t l = 0; st == MLA_OK && l < c->layers; l++) {
-        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
-        mla_dtype dtype = MLA_BF16;
-        mla_factors *f = &out->factors[out->layers++];
-        st = load_layer(f, &dtype, file, base, l, err);
-        out->result[out->layers - 1] = (mla_layer_result){.layer = l, .rank = f->groups * f->r, .held_out = -1};
-        *f32 = dtype == MLA_F32;
-        if (st == MLA_OK && (f->layout != out->factors[0].layout || f->groups != out->factors[0].groups))
-            st = mla_fail(err, MLA_EFORMAT, "layer %zu: layout or groups differ from the first layer's", l);
-    }
-    if (st == MLA_OK && mla_st_count(file) != 3 * full)
-        st = mla_fail(err, MLA_EFORMAT, "%zu tensors, expected %zu: three for each of %zu full-attention layers", mla_st_count(file), 3 * full, full);
-    mla_st_close(file);
-    if (st == MLA_OK) return st;
-    mla_factorization_free(out);
-    return mla_wrap(err, "%s", path);
 }
 
 /* The block-quantized values of a GGUF base need more bits than bf16 holds. */

@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "model/model.h"
 #include "retrofit/factorize.h"
 
@@ -13,8 +14,8 @@
 /* Writes the factors of all layers to `path`; digest gets the file's sha256. Tensor names: docs/format-factors.md. */
 MLA_CHECKED mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers,
                                          bool f32, unsigned char digest[32], mla_err *err);
-/* Reads such a file back for a base of the same shape: layer indices and factors of every full-attention layer. */
-MLA_CHECKED mla_status mla_factors_load(mla_factorization *out, bool *f32, const char *path, const mla_model *base, mla_err *err);
+/* "<prefix>layers.N.self_attn.mla.<part>", the prefix being that of the base's own tensors ("model." for a GGUF base). */
+MLA_CHECKED mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err);
 
 /* Fills dir (existing) with the base's files, the factors, config.json and the index. */
 MLA_CHECKED mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, mla_log *log, mla_err *err);

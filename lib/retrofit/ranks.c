@@ -30,6 +30,8 @@ mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout,
     return MLA_OK;
 }
 
+size_t mla_rank_min(size_t uniform, size_t groups) { return uniform < 4 * groups ? groups : 4 * groups; }
+
 /* Loss that value r + 1 of every group of this layer removes. */
 static double step_gain(const mla_solution *s, size_t r)
 {

@@ -17,6 +17,9 @@ typedef struct {         /* exactly one of the three is set */
  * `groups` within the budget. Refused with the numbers when nothing fits or the rank exceeds the features. */
 MLA_CHECKED mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err);
 
+/* Least rank of a layer when `uniform` on average is spread unevenly. */
+size_t mla_rank_min(size_t uniform, size_t groups);
+
 /* Ranks per group and layer under `budget` latent values over all layers: the largest steps of eta_l sigma_l first (one
  * value in every group of a layer at a time), ties by (layer, index); exact for equal costs (algorithms 7.6).
  * eta == NULL: 1 everywhere. rank[i] receives values per token over all groups of layer i; at least `min` each. */

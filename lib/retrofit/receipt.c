@@ -15,6 +15,23 @@ static void put_digest(mla_jv *o, const char *key, const unsigned char d[32])
     mla_jv_set_str(o, key, text);
 }
 
+/* The factors file of a graft and how its ranks became those of the result. */
+static void put_source(mla_jv *o, const mla_receipt_content *c)
+{
+    const mla_factor_source *s = c->source;
+    bool cut = false;
+    put_digest(o, "sha256", c->stats_digest);
+    mla_jv_set_bool(o, "nested", s->nested);
+    mla_jv *ranks = mla_jv_set_arr(o, "solved_ranks");
+    for (size_t i = 0; i < s->layers; i++) {
+        size_t own = s->layer[i].f.groups * s->layer[i].f.r;
+        mla_jv_add_size(ranks, own);
+        cut = cut || c->f->result[i].rank != own;
+    }
+    mla_jv_set_bool(o, "prefix", cut);
+    if (s->refined) mla_jv_set_str(o, "refined", s->refined);
+}
+
 static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manifest *m, mla_err *err)
 {
     mla_jv_set_str(o, "schema", "mla-receipt/1");
@@ -35,6 +52,7 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
         put_digest(cal, "held_out_digest", c->in->held_digest);
         mla_jv_set_str(cal, "held_out_from", c->in->held_from);
     }
+    if (c->source) put_source(mla_jv_set_obj(o, "factors_source"), c);
     mla_factorization_to_json(c->f, mla_jv_set_arr(o, "layers"));
     return mla_manifest_to_json(m, o, err);
 }

@@ -13,6 +13,7 @@ typedef struct {
     const mla_factorization *f;
     double tokens;                       /* statistics were summed over */
     const unsigned char *stats_digest;   /* corpus digest recorded in the statistics */
+    const mla_factor_source *source;     /* of a graft: what the factors were taken from; else NULL */
     const char *computed_with;           /* backend and BLAS, one line */
 } mla_receipt_content;
 

@@ -5,11 +5,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "linalg/chol.h"
 #include "linalg/eigh.h"
 #include "linalg/gemm.h"
 #include "retrofit/metric.h"
-#include "tensor/fp.h"
+#include "retrofit/nested.h"
 
 #define LAMBDA_FLOOR 1e-6 /* relative; only Lambda is inverted (algorithms 8, point 4) */
 
@@ -173,52 +172,14 @@ double mla_solution_tail(const mla_solution *s, size_t r)
     return t;
 }
 
-/* D (n, r) = C E^T (E C E^T)^-1 for the stored E (r, n): rows of C E^T are the right-hand sides. */
-static mla_status refit_decoder(double *D, const double *E, const double *C, size_t n, size_t r, mla_err *err)
-{
-    double *A = mla_alloc_raw(r, r, sizeof *A);
-    if (!A) return mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
-    mla_dgemm(&(mla_dgemm_args){.tb = true, .M = n, .N = r, .K = n, .alpha = 1, .a = C, .lda = n, .b = E, .ldb = n, .c = D, .ldc = r});
-    mla_dgemm(&(mla_dgemm_args){.M = r, .N = r, .K = n, .alpha = 1, .a = E, .lda = n, .b = D, .ldb = r, .c = A, .ldc = r});
-    mla_status st = mla_chol(A, r, err);
-    if (st == MLA_OK) st = mla_chol_solve(A, r, D, n, err);
-    mla_free(A);
-    return st;
-}
-
 mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err)
 {
-    size_t n = s->n;
-    if (r == 0 || r > n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, n);
-    mla_status st = mla_factors_new(out, s->layout, s->groups, n, r, err);
+    mla_nested ne;
+    if (r == 0 || r > s->n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, s->n);
+    mla_status st = mla_nested_of(&ne, s, r, bf16 && r < s->n, err);
     if (st != MLA_OK) return st;
-    if (r == n) { /* lossless: squared eigenvalues cannot give it, the identity does (algorithms 8, point 3) */
-        mla_factors_identity(out);
-        return MLA_OK;
-    }
-    double *E = mla_alloc_raw(r, n, sizeof *E), *D = mla_alloc_raw(n, r, sizeof *D);
-    if (!E || !D) st = mla_fail(err, MLA_ENOMEM, "layer %zu: factors of rank %zu", s->layer, r);
-    for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
-        const double *Ca = s->C + a * n * n, *Da = s->D + a * n * n;
-        float *Eo = out->E + a * r * n, *Do = out->D + a * n * r;
-        memcpy(E, s->E + a * n * n, r * n * sizeof *E);
-        for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
-        for (size_t i = 0; i < r * n; i++) {
-            float v = (float)E[i];
-            Eo[i] = bf16 ? mla_bf16_f32(mla_f32_bf16(v)) : v;
-            E[i] = Eo[i];
-        }
-        if (bf16 && refit_decoder(D, E, Ca, n, r, NULL) != MLA_OK) /* directions without energy: keep D */
-            for (size_t i = 0; i < n; i++) memcpy(D + i * r, Da + i * n, r * sizeof *D);
-        for (size_t i = 0; i < n * r; i++) {
-            float v = (float)D[i];
-            Do[i] = bf16 ? mla_bf16_f32(mla_f32_bf16(v)) : v;
-        }
-        for (size_t i = 0; i < n; i++) out->mu[a * n + i] = (float)s->mu[a * n + i];
-    }
-    mla_free(E);
-    mla_free(D);
-    if (st != MLA_OK) mla_factors_free(out);
+    st = mla_nested_factors(out, &ne, r, bf16, err);
+    mla_nested_free(&ne);
     return st;
 }
 

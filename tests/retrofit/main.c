@@ -4,9 +4,10 @@
 Suite *suite_solve(void);
 Suite *suite_stats(void);
 Suite *suite_ranks(void);
+Suite *suite_nested(void);
 
 int main(void)
 {
-    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks};
+    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested};
     return mla_test_main("retrofit", all, sizeof all / sizeof *all);
 }
