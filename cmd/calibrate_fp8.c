@@ -13,12 +13,13 @@ typedef struct {
     size_t tokens, judge_tokens;
     mla_cal_opts o;
     double max_kld;
-    const char *spelling, *precision;
+    const char *spelling, *consumer, *precision;
     bool stream, dry_run;
 } args;
 
 /* Files this command writes: they may differ from the receipt when an earlier run was cut off before it wrote that. */
-static const char *const OURS[] = {MLA_RECEIPT_NAME, MLA_KV_SCALES_FILE, MLA_KV_SCALES_JSON, "config.json", "model.safetensors.index.json", NULL};
+static const char *const OURS[] = {MLA_RECEIPT_NAME, MLA_KV_SCALES_FILE, MLA_KV_SCALES_JSON, "config.json", "model.safetensors.index.json",
+                                   MLA_SGLANG_SCALES, "hf_quant_config.json", NULL};
 
 static mla_status read_receipt(mla_json **doc, const char *dir, mla_err *err)
 {
@@ -126,6 +127,9 @@ static mla_status open_all(state *s, cli *c, const args *a, mla_err *err)
     mla_status st = cli_backend_open(c, &s->be, err);
     if (st == MLA_OK) st = mla_pool_new(&s->pool, c->threads, err);
     if (st == MLA_OK) st = mla_model_open(&s->model, c->arg[0], err);
+    if (st == MLA_OK && a->consumer && a->spelling) st = mla_fail(err, MLA_EINVAL, "--consumer decides the spelling: give one of --consumer and --spelling");
+    if (st == MLA_OK && a->consumer && strcmp(a->consumer, "mla-toolkit") && mla_model_config(s->model)->mla.layout != MLA_LAYOUT_NONE)
+        st = mla_fail(err, MLA_EINVAL, "--consumer %s: that engine reads no stored scale of a latent", a->consumer);
     if (st == MLA_OK && !a->dry_run && !mla_path_is_dir(c->arg[0]))
         st = mla_fail(err, MLA_EINVAL, "%s: scales are written into a folder; --dry-run measures only", c->arg[0]);
     if (st == MLA_OK && !a->dry_run) st = check_receipt(c->arg[0], s->pool, err);
@@ -158,6 +162,11 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
     mla_status st = open_all(&s, c, a, err);
     if (st == MLA_OK) {
         mla_cal_spelling sp = mla_cal_spelling_of(mla_model_config(s.model));
+        mla_cal_consumer who = MLA_CAL_FOR_SELF;
+        if (a->consumer) {
+            (void)mla_cal_consumer_parse(a->consumer, &who); /* the choice was checked */
+            sp = mla_cal_consumer_spelling(who, mla_model_config(s.model));
+        }
         if (a->spelling) (void)mla_cal_spelling_parse(a->spelling, &sp); /* the choice was checked */
         size_t n = s.text.ids.n < a->tokens ? s.text.ids.n : a->tokens, nj = s.judge.ids.n < a->judge_tokens ? s.judge.ids.n : a->judge_tokens;
         st = mla_cal_measure(&cal, s.rt, s.text.ids.id, n, sp, &a->o, err);
@@ -167,6 +176,7 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
         }
         if (st == MLA_OK && nj) st = mla_cal_judge(&cal, s.rt, s.judge.ids.id, nj, err);
         if (st == MLA_OK && !a->dry_run) st = mla_cal_write(&cal, s.model, sp, err);
+        if (st == MLA_OK && !a->dry_run) st = mla_cal_side_files(&cal, s.model, who, err);
         if (st == MLA_OK && !a->dry_run) st = renew_receipt(c->arg[0], &cal, s.pool, err);
         if (st == MLA_OK) st = answer(c, &cal, err);
         if (st == MLA_OK && a->max_kld > 0 && nj && !(cal.verdict.kld_mean <= a->max_kld))
@@ -194,6 +204,9 @@ mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
         {"max-kld", 0, CLI_DOUBLE, &a.max_kld, "X", "exit 1 when the mean KL divergence (nats) is larger", "not gated", J},
         {"spelling", 0, CLI_CHOICE, &a.spelling, "compressed-tensors|modelopt", "names of the scales of a GQA model; a retrofit has its own",
          "as the model's quantization method asks", W},
+        {"consumer", 0, CLI_CHOICE, &a.consumer, "mla-toolkit|vllm|vllm-remap|sglang|tensorrt-llm", "the engine that is to read the scales of a GQA model: decides "
+         "their names, and writes kv_cache_scales.json (sglang) or hf_quant_config.json (tensorrt-llm); mla-verify receipts --consumer replays its loading",
+         "mla-toolkit", W},
         {"dry-run", 0, CLI_FLAG, &a.dry_run, NULL, "measure and compare, write nothing", NULL, W},
     };
     const cli_spec spec = {.args = "MODEL",

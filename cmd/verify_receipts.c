@@ -5,7 +5,8 @@
 
 typedef struct {
     const char *base;
-    bool values;
+    cli_list consumer;
+    bool values, no_receipt;
     verify_files files;
 } args;
 
@@ -22,7 +23,7 @@ static mla_status check(cli *c, const args *a, mla_err *err)
         mla_jv_set_str(doc, "schema", MLA_RECEIPTS_SCHEMA);
         mla_jv_set_str(doc, "verdict", "");
         verify_put_tool(doc, c);
-        st = mla_receipts_check(doc, c->arg[0], &(mla_receipts_opts){.base = a->base, .values = a->values, .pool = pool, .log = &c->log}, &v, err);
+        st = mla_receipts_check(doc, c->arg[0], &(mla_receipts_opts){.base = a->base, .values = a->values, .no_receipt = a->no_receipt, .consumer = a->consumer.v, .consumers = a->consumer.n, .pool = pool, .log = &c->log}, &v, err);
     }
     if (st == MLA_OK) st = verify_write(&a->files, doc, NULL, err);
     if (st == MLA_OK && c->json) st = cli_print_json(doc, err);
@@ -44,6 +45,9 @@ mla_status cmd_verify_receipts(cli *c, int argc, char **argv, mla_err *err)
     args a = {0};
     const cli_option opts[] = {
         {"base", 0, CLI_STR, &a.base, "DIR", "compare this base folder with the one that the receipt records, too", NULL, NULL},
+        {"consumer", 0, CLI_LIST, &a.consumer, "NAME", "replay what this engine does with every stored KV scale: mla-toolkit, vllm-0.33, vllm-auto, "
+         "vllm-remap, vllm-twice, sglang, tensorrt-llm (docs/format-kv-scales.md); may be given several times", NULL, NULL},
+        {"no-receipt", 0, CLI_FLAG, &a.no_receipt, NULL, "judge configuration, scales, weights and consumers of a folder that has no receipt", NULL, NULL},
         {"values", 0, CLI_FLAG, &a.values, NULL, "decode every weight and look for values that are not finite", NULL, NULL},
         {"junit", 0, CLI_STR, &a.files.junit, "FILE", "write JUnit XML", NULL, "report files"},
         {"markdown", 0, CLI_STR, &a.files.markdown, "FILE", "write Markdown (for a job summary)", NULL, "report files"},
@@ -59,6 +63,7 @@ mla_status cmd_verify_receipts(cli *c, int argc, char **argv, mla_err *err)
         .max_args = 1,
         .common = CLI_JSON | CLI_THREADS,
     };
-    if (!cli_parse(c, &spec, argc, argv, err)) return err->status;
-    return check(c, &a, err);
+    mla_status st = cli_parse(c, &spec, argc, argv, err) ? check(c, &a, err) : err->status;
+    cli_list_free(&a.consumer);
+    return st;
 }

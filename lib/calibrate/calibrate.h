@@ -82,6 +82,21 @@ bool mla_cal_spelling_parse(const char *name, mla_cal_spelling *out); /* "compre
 /* The spelling a model asks for: its own quantization method's, else compressed-tensors. */
 mla_cal_spelling mla_cal_spelling_of(const mla_config *c);
 
+/* For whom scales are written: decides the spelling and files beside the weights. An engine's own renaming, replayed over the
+ * result, is verify/consumers.h. */
+typedef enum {
+    MLA_CAL_FOR_SELF,    /* "mla-toolkit": the model's own spelling */
+    MLA_CAL_FOR_VLLM,    /* "vllm": 0.33 and later */
+    MLA_CAL_FOR_REMAP,   /* "vllm-remap": before 0.33, models with a load_weights of their own */
+    MLA_CAL_FOR_SGLANG,  /* "sglang": and kv_cache_scales.json for --quantization-param-path */
+    MLA_CAL_FOR_TRTLLM   /* "tensorrt-llm": and hf_quant_config.json */
+} mla_cal_consumer;
+#define MLA_SGLANG_SCALES "kv_cache_scales.json"
+bool mla_cal_consumer_parse(const char *name, mla_cal_consumer *out);
+mla_cal_spelling mla_cal_consumer_spelling(mla_cal_consumer k, const mla_config *c);
+/* Writes the consumer's file into the folder of m, beside what mla_cal_write wrote; nothing for the first three. */
+MLA_CHECKED mla_status mla_cal_side_files(const mla_cal *c, const mla_model *m, mla_cal_consumer k, mla_err *err);
+
 /* rt: opened with a bf16 (or f32) cache, with the MTP head when its cache is to be calibrated. ids (n): whole corpus.
  * Fills *out, scales chosen (rounded for `s`); mla_cal_free in every case. Refused: no tokens, a layer with all values
  * zero or never observed, non-finite values (layer, part, row and token named), keys beyond their analytic bound. */

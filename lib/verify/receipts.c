@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "io/sha256.h"
+#include "verify/consumers.h"
 #include "verify/report.h"
 
 #define RECEIPT_MAX ((size_t)256 << 20)
@@ -179,7 +180,7 @@ static void put_findings(mla_jv *doc, const mla_receipts_findings *r, const char
 {
     mla_jv_set_str(doc, "verdict", "");
     lists l = {.gates = mla_jv_set_arr(doc, "gates"), .list = mla_jv_set_arr(doc, "findings"), .dir = dir};
-    put_gate(&l, "files", "every recorded file is there, nothing else is, all digests hold", &r->f[MLA_RF_FILES]);
+    if (!o->no_receipt) put_gate(&l, "files", "every recorded file is there, nothing else is, all digests hold", &r->f[MLA_RF_FILES]);
     if (r->unsupported[0]) {
         put_unjudged(&l, r->unsupported);
     } else {
@@ -188,6 +189,7 @@ static void put_findings(mla_jv *doc, const mla_receipts_findings *r, const char
         put_gate(&l, "weights", o->values ? "every scale and every value is finite" : "every stored scale of a quantized weight is finite",
                  &r->f[MLA_RF_WEIGHTS]);
     }
+    if (o->consumers && !r->unsupported[0]) put_gate(&l, "consumers", "every stored KV scale arrives", &r->f[MLA_RF_CONSUMERS]);
     if (o->base) put_gate(&l, "base", "the base is the recorded one", &r->f[MLA_RF_BASE]);
     *verdict = l.findings ? MLA_FAIL : r->unsupported[0] ? MLA_NO_EVIDENCE : MLA_PASS;
     mla_jv_set_str(doc, "verdict", mla_verdict_name(*verdict));
@@ -200,7 +202,7 @@ mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_o
     mla_manifest recorded = {0}, found = {0};
     mla_json *json = NULL;
     *verdict = MLA_NO_EVIDENCE;
-    mla_status st = read_receipt(&json, &recorded, &r.f[MLA_RF_FILES], dir, err);
+    mla_status st = o->no_receipt ? MLA_OK : read_receipt(&json, &recorded, &r.f[MLA_RF_FILES], dir, err);
     if (st == MLA_OK) {
         st = mla_manifest_scan(&found, dir, SKIP, o->pool, o->log, err);
         if (st == MLA_EUNSUPPORTED || st == MLA_EFORMAT) { /* a name or a kind of entry that no receipt lists */
@@ -210,6 +212,9 @@ mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_o
             mla_manifest_diff(&r.f[MLA_RF_FILES], &recorded, &found);
         }
     }
+    for (size_t i = 0; st == MLA_OK && i < o->consumers; i++)
+        if (!mla_consumer_find(o->consumer[i])) st = mla_fail(err, MLA_EINVAL, "consumer %s is not known", o->consumer[i]);
+    if (st == MLA_OK && o->consumers && !(r.consumers = mla_jv_set_arr(doc, "consumers"))) st = mla_fail(err, MLA_ENOMEM, "consumer reports");
     if (st == MLA_OK) mla_receipts_config(&r, dir, o, &found, json ? mla_json_root(json) : NULL);
     if (st == MLA_OK && o->base && json) st = check_base(&r.f[MLA_RF_BASE], mla_json_root(json), o, err);
     if (st == MLA_OK) st = put_model(doc, dir, &found, err);
@@ -233,6 +238,10 @@ void mla_receipts_text(mla_str *out, const mla_jv *doc)
         mla_doc_line(out, mla_doc_str(f, "text", ""));
         mla_str_put(out, "\n");
     }
+    for (const mla_jv *k = mla_jv_first(mla_jv_get(doc, "consumers")); k; k = mla_jv_next(k))
+        mla_str_printf(out, "%s (%s): %.0f KV scales consumed, %.0f dropped; %.0f of %.0f attention layers calibrated\n", mla_doc_str(k, "consumer", "?"),
+                       mla_doc_str(k, "about", ""), mla_doc_num(k, "consumed"), mla_doc_num(k, "dropped"), mla_doc_num(k, "calibrated_layers"),
+                       mla_doc_num(k, "attention_layers"));
     for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
         mla_str_printf(out, "%-5s %s: %s\n", mla_doc_str(g, "verdict", ""), mla_doc_str(g, "name", ""), mla_doc_str(g, "reason", ""));
     mla_str_printf(out, "verdict: %s\n", mla_doc_str(doc, "verdict", "?"));

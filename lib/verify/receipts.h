@@ -14,6 +14,9 @@
 
 typedef struct {
     const char *base; /* NULL, or the base folder: compared with what the receipt says it was */
+    const char *const *consumer; /* engines whose loading of KV scales is replayed (consumers.h) */
+    size_t consumers;
+    bool no_receipt;  /* the folder has none: configuration, scales, weights and consumers are judged all the same */
     bool values;      /* decode every matrix and count values that are not finite (reads all weights) */
     mla_pool *pool;
     mla_log *log;
@@ -24,12 +27,13 @@ typedef struct {
 MLA_CHECKED mla_status mla_receipts_check(mla_jv *doc, const char *dir, const mla_receipts_opts *o, mla_verdict *verdict, mla_err *err);
 void mla_receipts_text(mla_str *out, const mla_jv *doc);
 
-/* One line of text, as a finding of check `gate` ("files", "config", "scales", "weights", "base"). */
+/* One line of text, as a finding of check `gate` ("files", "config", "scales", "weights", "base", "consumers"). */
 typedef struct {
-    mla_findings f[5];
+    mla_findings f[6];
+    mla_jv *consumers;     /* array of the document: one report per replayed consumer */
     char unsupported[400]; /* why the model could not be opened at all: its claims were not judged; "" when it was */
 } mla_receipts_findings;
-enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_WEIGHTS, MLA_RF_BASE, MLA_RF_N };
+enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_WEIGHTS, MLA_RF_BASE, MLA_RF_CONSUMERS, MLA_RF_N };
 /* Config claims against tensors: opens the model, reads every factor, every KV scale, every scale of a quantized weight;
  * used beside a parsed receipt (root; NULL when it could not be read). */
 void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_receipts_opts *o, const mla_manifest *found,

@@ -5,6 +5,7 @@
 #include "io/sha256.h"
 #include "model/model.h"
 #include "tensor/compare.h"
+#include "verify/consumers.h"
 #include "verify/kv_names.h"
 #include "verify/receipts.h"
 
@@ -113,6 +114,11 @@ void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_re
         mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");
     }
     check_scales(&r->f[MLA_RF_SCALES], m);
+    for (size_t i = 0; i < o->consumers; i++) {
+        mla_jv *report = mla_jv_add_obj(r->consumers);
+        if (mla_consumer_replay(report, &r->f[MLA_RF_CONSUMERS], m, mla_consumer_find(o->consumer[i]), &why) != MLA_OK)
+            mla_findings_add(&r->f[MLA_RF_CONSUMERS], "%s: %s", o->consumer[i], why.msg);
+    }
     const mla_ckpt *ck = mla_model_ckpt(m);
     const mla_json *json = mla_model_config_json(m);
     if (ck && mla_receipts_weights(&r->f[MLA_RF_WEIGHTS], ck, json ? mla_json_root(json) : NULL, o, &why) != MLA_OK)
