@@ -2,7 +2,8 @@
 #include "verify.h"
 
 static const cli_command COMMANDS[] = {
-    {"parity", "compares answers with recorded ids or with a base model; the release gate", cmd_verify_parity},
+    {"gate", "a whole release policy in one run: one verdict, with JUnit, Markdown and charts", cmd_verify_gate},
+    {"parity", "compares answers with recorded ids or with a base model", cmd_verify_parity},
     {"record", "writes down a model's answers as a reference", cmd_verify_record},
     {"capacity", "cache bytes, sequences and tokens on a GPU; int32 slot limit", cmd_verify_capacity},
     {"receipts", "checks every file, config claim and tensor of a finished checkpoint", cmd_verify_receipts},

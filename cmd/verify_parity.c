@@ -5,7 +5,7 @@
 #include "io/sha256.h"
 #include "text/corpus.h"
 #include "verify.h"
-#include "verify/parity.h"
+#include "verify/parity_run.h"
 #include "verify_common.h"
 
 typedef struct {

@@ -6,7 +6,10 @@
  * rows of a corpus when there is one, else over the reference's own positions.
  *
  * Agreement is counted at all positions and at confident ones (margin of the oracle >= min_margin nats); only the
- * confident ones are gated, by the lower end of Wilson's interval. docs/reports.md explains every figure. */
+ * confident ones are gated, by the lower end of Wilson's interval. docs/reports.md explains every figure.
+ *
+ * Judging does not know where answers come from: whoever fills positions and cases (verify/parity_run.h with the built-in
+ * runtime) gets the same report. */
 #ifndef MLA_VERIFY_PARITY_H
 #define MLA_VERIFY_PARITY_H
 #include <stdbool.h>
@@ -16,8 +19,6 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "io/json.h"
-#include "runtime/runtime.h"
-#include "verify/reference.h"
 #include "verify/stats.h"
 
 #define MLA_PARITY_SCHEMA "mla-parity/1"
@@ -34,13 +35,6 @@ typedef struct {
     mla_log *log;
 } mla_parity_opts;
 mla_parity_opts mla_parity_defaults(void);
-
-typedef struct { /* all borrowed */
-    mla_rt *model, *base;        /* base NULL: no KLD */
-    const mla_reference *ref;    /* NULL: the base is the oracle of the rows */
-    const int32_t *corpus;       /* (n_corpus) ids cut into rows, each its own sequence from position 0; NULL: none */
-    size_t n_corpus, row_tokens;
-} mla_parity_input;
 
 typedef struct { /* one predicted position */
     uint32_t case_index;
@@ -81,8 +75,6 @@ typedef struct {
     double aa_floor;                   /* largest change of a margin between the two passes, nats */
 } mla_parity;
 
-/* Runs everything. Refuses ids outside the vocabulary, vocabularies that differ, an input without any oracle. */
-MLA_CHECKED mla_status mla_parity_run(mla_parity *out, const mla_parity_input *in, const mla_parity_opts *o, mla_err *err);
 void mla_parity_free(mla_parity *p); /* zeroed struct is fine */
 
 /* Adds the verdict, every figure and per_case to doc, which the caller began with schema, tool, model and settings.

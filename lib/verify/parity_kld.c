@@ -6,12 +6,15 @@
 
 #define BINS 64
 
-/* Interval of sum(num) / sum(den) over cases; num, den are (ncases). */
-static mla_status put_interval(mla_jv *o, const char *low, const char *high, const mla_parity *p, const double *num, const double *den,
+/* Interval of sum(num) / sum(den) over the cases that were measured (den > 0); num, den are (ncases), packed here. */
+static mla_status put_interval(mla_jv *o, const char *low, const char *high, const mla_parity *p, double *num, double *den,
                                double (*map)(double), mla_err *err)
 {
     mla_interval b;
-    mla_status st = mla_cluster_bootstrap(&b, num, den, p->ncases, &p->opts.bootstrap, err);
+    size_t n = 0;
+    for (size_t k = 0; k < p->ncases; k++)
+        if (den[k] > 0) num[n] = num[k], den[n++] = den[k];
+    mla_status st = mla_cluster_bootstrap(&b, num, den, n, &p->opts.bootstrap, err);
     if (st != MLA_OK) return st;
     mla_jv_set_f64(o, low, map ? map(b.low) : b.low);
     mla_jv_set_f64(o, high, map ? map(b.high) : b.high);

@@ -25,7 +25,7 @@ mla_tally mla_tally_case(const mla_parity *p, const mla_parity_case *c);
 /* "positions", "agree", "agreement", "confident" {...}, and "kld_mean" where there is one. */
 void mla_tally_put(mla_jv *o, const mla_tally *t);
 
-/* doc.strata: by context length, and by language where cases tell theirs. */
+/* doc.strata: by context length, by language where cases tell theirs, by kind of case. */
 mla_status mla_parity_put_strata(mla_jv *doc, const mla_parity *p, mla_err *err);
 /* doc.kld and doc.ppl. */
 mla_status mla_parity_put_kld(mla_jv *doc, const mla_parity *p, mla_err *err);

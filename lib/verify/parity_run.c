@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "base/ckd.h"
 #include "verify/forward.h"
-#include "verify/parity.h"
+#include "verify/parity_run.h"
 
 mla_parity_opts mla_parity_defaults(void)
 {
@@ -206,7 +206,7 @@ static mla_status reference_cases(state *s, size_t *ci, size_t *pi, mla_err *err
         mla_parity_case *pc = &s->p->c[(*ci)++];
         pc->name = mla_strdup(c->name);
         pc->language = c->language ? mla_strdup(c->language) : NULL;
-        pc->kind = r->probe ? "probe" : c->forced ? "forced" : "greedy";
+        pc->kind = c->probe ? "probe" : c->forced ? "forced" : "greedy";
         pc->first = *pi;
         pc->n = c->n;
         pc->must_match = c->decode_must_match;

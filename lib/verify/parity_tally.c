@@ -95,21 +95,24 @@ static void by_length(mla_jv *list, const mla_parity *p)
     }
 }
 
-static void by_language(mla_jv *list, const mla_parity *p)
+static const char *text_of(const mla_parity_case *c, const char *by) { return by[0] == 'k' ? c->kind : c->language; }
+
+/* One stratum per value of `by` ("language" or "kind"), in order of appearance. */
+static void by_text(mla_jv *list, const mla_parity *p, const char *by)
 {
     for (size_t i = 0; i < p->ncases; i++) {
-        const char *lang = p->c[i].language;
-        bool seen = !lang;
-        for (size_t j = 0; j < i && !seen; j++) seen = p->c[j].language && !strcmp(p->c[j].language, lang);
+        const char *own = text_of(&p->c[i], by);
+        bool seen = !own;
+        for (size_t j = 0; j < i && !seen; j++) seen = text_of(&p->c[j], by) && !strcmp(text_of(&p->c[j], by), own);
         if (seen) continue;
         mla_tally t = {0};
         for (size_t j = i; j < p->ncases; j++) {
-            if (!p->c[j].language || strcmp(p->c[j].language, lang)) continue;
-            for (size_t k = 0; k < p->c[j].n; k++) mla_tally_add(&t, p, &p->pos[p->c[j].first + k]);
+            const char *other = text_of(&p->c[j], by);
+            for (size_t k = 0; other && !strcmp(other, own) && k < p->c[j].n; k++) mla_tally_add(&t, p, &p->pos[p->c[j].first + k]);
         }
         mla_jv *o = mla_jv_add_obj(list);
-        mla_jv_set_str(o, "by", "language");
-        mla_jv_set_str(o, "language", lang);
+        mla_jv_set_str(o, "by", by);
+        mla_jv_set_str(o, by, own);
         mla_tally_put(o, &t);
     }
 }
@@ -118,6 +121,7 @@ mla_status mla_parity_put_strata(mla_jv *doc, const mla_parity *p, mla_err *err)
 {
     mla_jv *list = mla_jv_set_arr(doc, "strata");
     by_length(list, p);
-    by_language(list, p);
+    by_text(list, p, "language");
+    by_text(list, p, "kind");
     return list ? MLA_OK : mla_fail(err, MLA_ENOMEM, "strata");
 }

@@ -42,8 +42,9 @@ static void put_strata(mla_str *out, const mla_jv *list)
         if (!strcmp(mla_doc_str(s, "by", ""), "context")) {
             mla_str_printf(out, "context %6.0f-%-6.0f ", mla_doc_num(s, "from"), mla_doc_num(s, "below") - 1);
         } else {
-            mla_str_put(out, "language ");
-            mla_doc_line(out, mla_doc_str(s, "language", ""));
+            const char *by = mla_doc_str(s, "by", "");
+            mla_str_printf(out, "%s ", by);
+            mla_doc_line(out, mla_doc_str(s, by, ""));
             mla_str_put(out, "  ");
         }
         mla_str_printf(out, "%6.0f positions %.5f, confident %6.0f %.5f", mla_doc_num(s, "positions"), mla_doc_num(s, "agreement"),

@@ -113,26 +113,6 @@ static mla_status put_model(mla_jv *doc, const char *dir, const mla_manifest *fo
     return MLA_OK;
 }
 
-/* Text without the folder's own path: a report names no folder of this machine. Caller frees. */
-static char *local_text(const char *s, size_t n, const char *dir)
-{
-    size_t d = strlen(dir);
-    mla_str out = MLA_STR_MAX(1 << 16);
-    while (d > 1 && dir[d - 1] == '/') d--;
-    for (size_t i = 0; i < n;) {
-        if (d > 0 && n - i >= d && !strncmp(s + i, dir, d)) {
-            bool below = i + d < n && s[i + d] == '/', prefix = i + d + 1 < n && !strncmp(s + i + d, ": ", 2);
-            if (!below && !prefix) mla_str_put(&out, "the folder");
-            i += d + (below ? 1 : prefix ? 2 : 0);
-        } else {
-            mla_str_putn(&out, s + i++, 1);
-        }
-    }
-    char *t = mla_strdup(mla_str_c(&out));
-    mla_str_free(&out);
-    return t;
-}
-
 typedef struct {
     mla_jv *gates, *list;
     const char *dir;
@@ -151,7 +131,7 @@ static void put_gate(lists *l, const char *name, const char *passed, const mla_f
     l->findings += f->n;
     for (const char *p = mla_str_c(&f->text); *p;) {
         size_t n = strcspn(p, "\n");
-        char *line = n ? local_text(p, n, l->dir) : NULL;
+        char *line = n ? mla_doc_local(p, n, l->dir) : NULL;
         if (line) {
             mla_jv *o = mla_jv_add_obj(l->list);
             mla_jv_set_str(o, "name", name);
@@ -166,7 +146,7 @@ static void put_gate(lists *l, const char *name, const char *passed, const mla_f
 static void put_unjudged(lists *l, const char *why)
 {
     static const char *const NAME[] = {"config", "scales", "weights"};
-    char *text = local_text(why, strlen(why), l->dir);
+    char *text = mla_doc_local(why, strlen(why), l->dir);
     for (size_t i = 0; i < 3; i++) {
         mla_jv *g = mla_jv_add_obj(l->gates);
         mla_jv_set_str(g, "name", NAME[i]);

@@ -134,7 +134,7 @@ static mla_status read_probe(mla_ref_case *c, const mla_jv *v, mla_err *err)
         if (c->confident[at]) return mla_fail(err, MLA_EFORMAT, "confident_steps[%zu]: %zu is listed twice", i, at);
         c->confident[at] = c->judged[at] = true;
     }
-    c->forced = true;
+    c->forced = c->probe = true;
     if (optional_size(v, "decode_steps", c->n, &c->decode_steps, err) != MLA_OK) return err->status;
     return optional_size(v, "decode_must_match", c->n, &c->decode_must_match, err);
 }

@@ -27,6 +27,7 @@ typedef struct {
     bool *confident;         /* (n) margin >= min_margin; in a probe file its confident_steps */
     bool *judged;            /* (n) positions whose argmax is compared: all, in a probe file its confident_steps */
     size_t decode_steps;     /* tokens to decode freely from the prompt; 0: the case is only forced */
+    bool probe;              /* of a probe file */
     size_t decode_must_match;/* probe file: first divergence must not come before this step */
 } mla_ref_case;
 
@@ -50,6 +51,10 @@ void mla_reference_free(mla_reference *r); /* zeroed struct is fine */
 MLA_CHECKED mla_status mla_reference_check_vocab(const mla_reference *r, size_t vocab, mla_err *err);
 size_t mla_reference_positions(const mla_reference *r); /* judged positions */
 size_t mla_reference_longest(const mla_reference *r);   /* tokens of the longest case, prompt and completion */
+
+/* Moves the cases of `from` behind those of `to` (zeroed, or filled by this function alone), so that they are judged as one sample; names get
+ * "prefix/" in front when prefix is not NULL. `from` is left empty. A name that occurs twice is MLA_EFORMAT. */
+MLA_CHECKED mla_status mla_reference_append(mla_reference *to, mla_reference *from, const char *prefix, mla_err *err);
 
 /* Room for a case of n positions: all lists allocated and zeroed, name copied. For recorders. */
 MLA_CHECKED mla_status mla_ref_case_new(mla_ref_case *out, const char *name, const int32_t *prompt, size_t n_prompt, size_t n,

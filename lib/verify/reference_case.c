@@ -70,6 +70,35 @@ mla_status mla_reference_check_vocab(const mla_reference *r, size_t vocab, mla_e
     return MLA_OK;
 }
 
+static bool has_name(const mla_reference *r, const char *name)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (!strcmp(r->c[i].name, name)) return true;
+    return false;
+}
+
+mla_status mla_reference_append(mla_reference *to, mla_reference *from, const char *prefix, mla_err *err)
+{
+    if (!from->n) return MLA_OK;
+    mla_ref_case *c = mla_realloc(to->c, to->n + from->n, sizeof *c);
+    if (!c) return mla_fail(err, MLA_ENOMEM, "%zu cases", to->n + from->n);
+    to->c = c;
+    for (size_t i = 0; i < from->n; i++) {
+        mla_str name = MLA_STR_MAX(1 << 16);
+        mla_str_printf(&name, "%s%s%s", prefix ? prefix : "", prefix ? "/" : "", from->c[i].name);
+        char *text = mla_str_ok(&name) ? mla_strdup(mla_str_c(&name)) : NULL;
+        mla_str_free(&name);
+        if (!text) return mla_fail(err, MLA_ENOMEM, "case name");
+        mla_free(from->c[i].name);
+        from->c[i].name = text;
+        if (has_name(to, text)) return mla_fail(err, MLA_EFORMAT, "case \"%s\" stands in two references", text);
+    }
+    memcpy(c + to->n, from->c, from->n * sizeof *c);
+    to->n += from->n;
+    from->n = 0;
+    return MLA_OK;
+}
+
 size_t mla_reference_positions(const mla_reference *r)
 {
     size_t n = 0;

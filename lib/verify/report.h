@@ -9,6 +9,8 @@
 #include "base/str.h"
 #include "io/json.h"
 
+/* Verdict of a rule that has nothing to judge in this model (a split of one latent group): told, counts for nothing. */
+#define MLA_NOT_APPLICABLE "not applicable"
 #define MLA_MARKDOWN_MAX ((size_t)1000 * 1000)
 
 MLA_CHECKED mla_status mla_report_junit(mla_str *out, const mla_jv *doc, mla_err *err);
@@ -19,4 +21,6 @@ double mla_doc_num(const mla_jv *o, const char *key);
 const char *mla_doc_str(const mla_jv *o, const char *key, const char *def);
 /* Text of a name or message on one line: control characters become '?'. */
 void mla_doc_line(mla_str *out, const char *s);
+/* Text without the path of folder dir: a report names no folder of this machine. Caller frees; NULL: no memory. */
+char *mla_doc_local(const char *s, size_t n, const char *dir);
 #endif

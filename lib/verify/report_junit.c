@@ -4,12 +4,12 @@
 #include "base/svg.h"
 #include "verify/report.h"
 
-typedef enum { OK, FAILURE, ERROR } outcome;
+typedef enum { OK, FAILURE, ERROR, SKIPPED } outcome;
 
 static outcome outcome_of(const mla_jv *o)
 {
     const char *v = mla_doc_str(o, "verdict", "");
-    return !strcmp(v, "pass") ? OK : !strcmp(v, "fail") ? FAILURE : ERROR;
+    return !strcmp(v, "pass") ? OK : !strcmp(v, "fail") ? FAILURE : !strcmp(v, MLA_NOT_APPLICABLE) ? SKIPPED : ERROR;
 }
 
 static void put_attr(mla_str *out, const char *name, const char *value)
@@ -38,8 +38,8 @@ static void put_case(mla_str *out, const char *suite, const char *name, outcome 
     put_attr(out, "classname", suite);
     put_attr(out, "name", name);
     mla_str_put(out, " time=\"0\"");
-    if (o == OK) {
-        mla_str_put(out, "/>\n");
+    if (o == OK || o == SKIPPED) {
+        mla_str_put(out, o == OK ? "/>\n" : "><skipped/></testcase>\n");
         return;
     }
     const char *tag = o == FAILURE ? "failure" : "error";
@@ -61,7 +61,7 @@ static void put_all(mla_str *out, const mla_jv *doc, const char *suite)
 
 mla_status mla_report_junit(mla_str *out, const mla_jv *doc, mla_err *err)
 {
-    size_t n[3] = {0};
+    size_t n[4] = {0};
     const char *schema = mla_doc_str(doc, "schema", "mla-report/1");
     char suite[64];
     size_t len = strcspn(schema, "/");
@@ -70,10 +70,10 @@ mla_status mla_report_junit(mla_str *out, const mla_jv *doc, mla_err *err)
     suite[len] = '\0';
     for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g)) n[outcome_of(g)]++;
     n[FAILURE] += mla_jv_len(mla_jv_get(doc, "findings"));
-    size_t all = n[OK] + n[FAILURE] + n[ERROR];
+    size_t all = n[OK] + n[FAILURE] + n[ERROR] + n[SKIPPED];
     mla_str_put(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite");
     put_attr(out, "name", suite);
-    mla_str_printf(out, " tests=\"%zu\" failures=\"%zu\" errors=\"%zu\" skipped=\"0\" time=\"0\">\n", all, n[FAILURE], n[ERROR]);
+    mla_str_printf(out, " tests=\"%zu\" failures=\"%zu\" errors=\"%zu\" skipped=\"%zu\" time=\"0\">\n", all, n[FAILURE], n[ERROR], n[SKIPPED]);
     put_all(out, doc, suite);
     mla_str_put(out, "  </testsuite>\n</testsuites>\n");
     return mla_str_ok(out) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "JUnit report of more than %zu bytes", out->max);

@@ -4,27 +4,6 @@
 
 #include "verify/report.h"
 
-double mla_doc_num(const mla_jv *o, const char *key)
-{
-    double d = 0;
-    (void)mla_jv_f64(mla_jv_get(o, key), &d);
-    return d;
-}
-
-const char *mla_doc_str(const mla_jv *o, const char *key, const char *def)
-{
-    const char *s = mla_jv_str(mla_jv_get(o, key));
-    return s ? s : def;
-}
-
-void mla_doc_line(mla_str *out, const char *s)
-{
-    for (const char *p = s; *p; p++) {
-        char c = (unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p;
-        mla_str_putn(out, &c, 1);
-    }
-}
-
 /* A table cell: one line, no table or markup characters left active. */
 static void cell(mla_str *out, const char *s)
 {
@@ -35,14 +14,28 @@ static void cell(mla_str *out, const char *s)
     }
 }
 
+static void put_figures(mla_str *out, const mla_jv *g)
+{
+    if (mla_jv_is_num(mla_jv_get(g, "value"))) mla_str_printf(out, "%.6g", mla_doc_num(g, "value"));
+    mla_str_put(out, " | ");
+    if (mla_jv_is_num(mla_jv_get(g, "low"))) mla_str_printf(out, "[%.6g, %.6g]", mla_doc_num(g, "low"), mla_doc_num(g, "high"));
+    mla_str_put(out, " | ");
+    if (mla_jv_is_num(mla_jv_get(g, "threshold"))) mla_str_printf(out, "%.6g", mla_doc_num(g, "threshold"));
+    mla_str_put(out, " | ");
+}
+
 static void put_gates(mla_str *out, const mla_jv *gates)
 {
+    bool figures = false;
     if (!mla_jv_first(gates)) return;
-    mla_str_put(out, "| gate | verdict | why |\n|---|---|---|\n");
+    for (const mla_jv *g = mla_jv_first(gates); g && !figures; g = mla_jv_next(g)) figures = mla_jv_get(g, "threshold") != NULL;
+    mla_str_put(out, figures ? "| rule | verdict | value | interval | threshold | why |\n|---|---|---|---|---|---|\n"
+                             : "| gate | verdict | why |\n|---|---|---|\n");
     for (const mla_jv *g = mla_jv_first(gates); g; g = mla_jv_next(g)) {
         mla_str_put(out, "| ");
         cell(out, mla_doc_str(g, "name", ""));
         mla_str_printf(out, " | **%s** | ", mla_doc_str(g, "verdict", ""));
+        if (figures) put_figures(out, g);
         cell(out, mla_doc_str(g, "reason", ""));
         mla_str_put(out, " |\n");
     }
@@ -84,8 +77,9 @@ static void put_strata(mla_str *out, const mla_jv *list)
         if (!strcmp(mla_doc_str(s, "by", ""), "context")) {
             mla_str_printf(out, "| context %.0f-%.0f", mla_doc_num(s, "from"), mla_doc_num(s, "below") - 1);
         } else {
-            mla_str_put(out, "| language ");
-            cell(out, mla_doc_str(s, "language", ""));
+            const char *by = mla_doc_str(s, "by", "");
+            mla_str_printf(out, "| %s ", by);
+            cell(out, mla_doc_str(s, by, ""));
         }
         mla_str_printf(out, " | %.0f | %.5f | %.0f | %.5f | %.4g |\n", mla_doc_num(s, "positions"), mla_doc_num(s, "agreement"),
                        mla_doc_num(c, "positions"), mla_doc_num(c, "agreement"), mla_doc_num(s, "kld_mean"));
@@ -135,10 +129,11 @@ mla_status mla_report_markdown(mla_str *out, const mla_jv *doc, mla_err *err)
     if (mla_jv_get(model, "root_digest")) mla_str_printf(out, "root digest `%s`\n\n", mla_doc_str(model, "root_digest", "none"));
     put_gates(out, mla_jv_get(doc, "gates"));
     put_findings(out, mla_jv_get(doc, "findings"));
-    if (mla_jv_get(doc, "confident")) {
-        put_parity(out, doc);
-        put_strata(out, mla_jv_get(doc, "strata"));
-        put_disagreements(out, doc);
+    const mla_jv *parity = mla_jv_get(doc, "confident") ? doc : mla_jv_get(mla_jv_get(doc, "reports"), "parity");
+    if (parity) {
+        put_parity(out, parity);
+        put_strata(out, mla_jv_get(parity, "strata"));
+        put_disagreements(out, parity);
     }
     if (!mla_str_ok(out) || out->len > MLA_MARKDOWN_MAX) return mla_fail(err, MLA_ENOMEM, "Markdown report of more than %zu bytes", MLA_MARKDOWN_MAX);
     return MLA_OK;

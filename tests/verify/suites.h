@@ -11,4 +11,5 @@ Suite *suite_receipts(void);
 Suite *suite_inspect(void);
 Suite *suite_parity(void);
 Suite *suite_selfcheck(void);
+Suite *suite_gate(void);
 #endif

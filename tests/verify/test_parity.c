@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "suites.h"
-#include "verify/parity.h"
+#include "verify/parity_run.h"
 #include "verify/record.h"
 #include "xml.h"
 

@@ -1,0 +1,57 @@
+/* Release policies: which rules a model has to meet, with their thresholds, as one strict JSON file (docs/gate.md).
+ *
+ * A section that stands in the file is judged, one that does not is not. Unknown sections and fields are refused by
+ * name, so a misspelt threshold can never be one that is not applied. */
+#ifndef MLA_VERIFY_POLICY_H
+#define MLA_VERIFY_POLICY_H
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "io/json.h"
+
+#define MLA_POLICY_SCHEMA "mla-policy/1"
+#define MLA_POLICY_LIST 16 /* entries of a list of a policy at most */
+
+typedef struct { /* a stratum of the parity report and what it must reach */
+    char by[16];          /* "context", "language" or "kind" */
+    char is[64];          /* value; "" means every one that occurs */
+    double from;          /* context: first length of the stratum; NAN: every one */
+    double min_agreement; /* lower Wilson bound at confident positions */
+    size_t min_positions; /* fewer confident positions than this: told, not judged */
+} mla_policy_stratum;
+
+/* Numbers that were not given are NAN: the rule is not in the policy. Switches default to off. */
+typedef struct {
+    char name[64], sha256[65]; /* of the policy's text */
+    bool receipts, scales, selfcheck, parity, capacity; /* sections that stand there */
+
+    char kv_dtype[8], precision[16], against_kv_dtype[8]; /* run */
+
+    bool values;          /* receipts: decode every weight */
+    bool base;            /* receipts: --against is the base that the receipt names */
+    bool base_unchanged;  /* receipts: every weight file of --against is in the model, byte for byte */
+    bool tokenizer;       /* receipts: the references were recorded with the model's own tokenizer */
+
+    bool scales_required; /* scales: every cached layer has a stored scale */
+
+    bool far;             /* selfcheck: pools beyond slot 2^31 / row */
+
+    double min_agreement, min_agreement_all, min_exact_decodes; /* parity */
+    double max_kld, max_kld_p99, max_ppl_ratio;
+    double near_tie, min_margin;
+    size_t aa_positions, resamples, seed, chunk, rows, row_tokens, answer_tokens;
+    size_t context[MLA_POLICY_LIST], n_context; /* greedy answers after prompts of these lengths, against --against */
+    mla_policy_stratum stratum[MLA_POLICY_LIST];
+    size_t n_stratum;
+
+    double max_kv_bytes, max_kv_ratio; /* capacity */
+    double gpu_memory, min_sequences;
+    size_t context_tokens;
+    bool int32_slots;     /* refuse a pool that kernels with 32-bit offsets cannot address */
+} mla_policy;
+
+/* MLA_EFORMAT names section and field: unknown, missing, of another kind, out of range. */
+MLA_CHECKED mla_status mla_policy_read(mla_policy *out, const char *path, mla_err *err);
+MLA_CHECKED mla_status mla_policy_from_json(mla_policy *out, const mla_jv *root, mla_err *err);
+#endif
