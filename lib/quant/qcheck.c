@@ -87,11 +87,21 @@ static mla_status no_loose_parts(check *k, mla_err *err)
     return MLA_OK;
 }
 
+/* Modules of parts that publishers leave out while the exclusions stay: a tied lm_head, the MTP head, the vision tower. */
+static const char *const OPTIONAL[] = {"lm_head", "mtp.fc", "mtp.layers.0.mlp.up_proj", "mtp.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv",
+                                       "visual.merger.linear_fc1", "model.visual.blocks.0.attn.qkv", "model.visual.merger.linear_fc1"};
+static bool may_be_idle(const mla_qrule *r)
+{
+    for (size_t i = 0; i < sizeof OPTIONAL / sizeof *OPTIONAL; i++)
+        if ((i == 0 || r->kind == MLA_QR_IGNORE) && mla_qpattern_matches(&r->pattern, OPTIONAL[i])) return true;
+    return false;
+}
+
 static mla_status no_idle_rules(check *k, mla_err *err)
 {
     for (size_t i = 0; i < k->c->nrules; i++) {
         const mla_qrule *r = &k->c->rule[i];
-        if (k->hit[i] || mla_qpattern_matches(&r->pattern, "lm_head")) continue; /* tied models store no lm_head */
+        if (k->hit[i] || may_be_idle(r)) continue;
         return mla_fail(err, MLA_EFORMAT, "quantization_config: the %s \"%s\" names no module of this checkpoint",
                         r->kind == MLA_QR_IGNORE ? "exclusion" : r->kind == MLA_QR_TARGET ? "target" : "override", r->pattern.text);
     }

@@ -56,7 +56,8 @@ typedef struct {
 } mla_qsummary;
 
 /* Every module of a checkpoint against the config: each opens as the config says, every ignore entry and every target
- * names a module or an ancestor of one (entries that would cover "lm_head" may be idle: tied models store none), and no
+ * names a module or an ancestor of one (entries that would cover "lm_head" may be idle: tied models store none; so may
+ * exclusions of the MTP head and the vision tower, which text-only checkpoints drop), and no
  * part of a quantized module stands alone. EFORMAT names the first disagreement. */
 MLA_CHECKED mla_status mla_qconfig_check(const mla_qconfig *c, const mla_ckpt *ck, mla_qsummary *out, mla_err *err);
 #endif

@@ -287,6 +287,26 @@ START_TEST(planted_disagreements)
 }
 END_TEST
 
+/* Text-only checkpoints keep the exclusions of the parts that they dropped. */
+START_TEST(exclusions_of_dropped_parts)
+{
+    static const struct { const char *file; size_t out; const char *key, *list; } KEPT[] = {
+        {"awq_gemm_g64", 64, "modules_to_not_convert", "['o_proj','down_proj','visual','mtp']"},
+        {"ct_int4_sym_g128", 192, "ignore", "['re:.*(o|down)_proj$','lm_head','re:.*mtp.*','re:.*visual.*']"},
+    };
+    mla_err err = {0};
+    for (size_t i = 0; i < sizeof KEPT / sizeof *KEPT; i++) {
+        qfolder f;
+        mla_model *m;
+        qf_make(&f, KEPT[i].file, "m", KEPT[i].out, IN);
+        qf_write(&f, qf_config(KEPT[i].file, KEPT[i].key, KEPT[i].list));
+        ck_ok(mla_model_open(&m, f.dir, &err));
+        mla_model_close(m);
+        qf_free(&f);
+    }
+}
+END_TEST
+
 /* A quantized matrix of other dims than the config's. */
 START_TEST(other_dims)
 {
@@ -504,6 +524,7 @@ Suite *model_quant_suite(void)
     tcase_add_test(t, exl3_is_trimmed);
     tcase_add_test(t, exl3_hybrid);
     tcase_add_loop_test(t, planted_disagreements, 0, (int)(sizeof PLANTED / sizeof *PLANTED));
+    tcase_add_test(t, exclusions_of_dropped_parts);
     tcase_add_test(t, other_dims);
     tcase_add_loop_test(t, retrofit_keeps_the_config, 0, (int)(sizeof WRITTEN / sizeof *WRITTEN));
     tcase_add_test(t, fresh_list_keeps_the_head_plain);

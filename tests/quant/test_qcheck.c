@@ -114,7 +114,7 @@ END_TEST
 static const struct { const char *config, *add_plain, *drop, *says; } CASE[] = {
     {CT("", "'Linear'"), NULL, NULL, "lm_head: stored plain, but target \"Linear\" of g quantizes it"},
     {CT("'lm_head'", "'Linear'"), "model.layers.0.mlp.down_proj", NULL, "model.layers.0.mlp.down_proj: stored plain"},
-    {CT("'lm_head','re:^mtp.*'", "'Linear'"), NULL, NULL, "the exclusion \"^mtp.*\" names no module"},
+    {CT("'lm_head','re:^audio.*'", "'Linear'"), NULL, NULL, "the exclusion \"^audio.*\" names no module"},
     {CT("'lm_head','model.layers.7.mlp.up_proj'", "'Linear'"), NULL, NULL, "the exclusion \"model.layers.7.mlp.up_proj\" names no module"},
     {CT("'lm_head'", "'Linear','re:.*experts.*'"), NULL, NULL, "the target \".*experts.*\" names no module"},
     {CT("'lm_head','model.layers.0.mlp.up_proj'", "'Linear'"), NULL, NULL, "model.layers.0.mlp.up_proj: stored as compressed-tensors pack-quantized, but the exclusion"},
@@ -149,7 +149,7 @@ START_TEST(methods)
     ck_ok(checked(&m, FP8 "null}", &s, &err)); /* lm_head stays plain by default */
     ck_assert(s.quantized == 2 && s.plain == 1);
     ck_ok(checked(&m, FP8 "['lm_head']}", &s, &err));
-    ck_refused(checked(&m, FP8 "['model.visual']}", &s, &err), MLA_EFORMAT, "the exclusion \"model.visual\" names no module");
+    ck_refused(checked(&m, FP8 "['model.audio']}", &s, &err), MLA_EFORMAT, "the exclusion \"model.audio\" names no module");
     put_plain(&m, "model.layers.0.linear_attn.in_proj_a", 2);
     ck_refused(checked(&m, FP8 "null}", &s, &err), MLA_EFORMAT, "model.layers.0.linear_attn.in_proj_a: stored plain, but the fp8 config");
     ck_ok(checked(&m, FP8 "['model.layers.0.linear_attn']}", &s, &err));
