@@ -16,13 +16,13 @@ mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err);
 typedef struct {
     double keep, balance;
     size_t rank, kv_bytes, groups, tokens, row_tokens;
-    const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype;
+    const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype, *objective;
     cli_list corpus;
     const char *ranks;
     bool force, stream, nested;
 } retrofit_args;
 
-#define RETROFIT_OPTIONS 16
+#define RETROFIT_OPTIONS 17
 /* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
 /* Recipe file first, then every option that was given. */

@@ -20,6 +20,9 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; auto: n where RoPE is partial"},
         {.name = "recipe", .kind = CLI_STR, .target = &a->recipe, .metavar = "FILE", .group = "what to build",
          .help = "recipe JSON (configs/README.md); options given here override its fields"},
+        {.name = "objective", .kind = CLI_CHOICE, .target = &a->objective, .metavar = "ours|svd|joint-svd|cov-separate|balanced-pca",
+         .group = "what to build", .def = "ours",
+         .help = "what the factors minimize; all but ours are published methods for comparison (docs/quality.md)"},
         {.name = "balance", .kind = CLI_DOUBLE, .target = &a->balance, .metavar = "B", .group = "what to build",
          .help = "factor on the key part of the objective; the default is the layout's own"},
         {.name = "factors-dtype", .kind = CLI_CHOICE, .target = &a->factors_dtype, .metavar = "auto|bfloat16|float32", .group = "what to build",
@@ -62,6 +65,7 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->keep > 0 || a->rank || a->kv_bytes) r->budget = (mla_budget){.keep = a->keep, .rank = a->rank, .kv_bytes = a->kv_bytes};
     if (a->groups) r->groups = a->groups;
     if (a->layout) (void)mla_recipe_layout(a->layout, &r->layout); /* the choice was checked */
+    if (a->objective) (void)mla_objective_parse(a->objective, &r->objective);
     if (a->balance > 0) r->balance = a->balance;
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
     if (a->allocation) (void)mla_allocation_parse(a->allocation, &r->allocation);

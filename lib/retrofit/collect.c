@@ -97,23 +97,25 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (a->pos0 != 0) return mla_fail(err, MLA_EINTERNAL, "statistics need whole rows, got a chunk at %zu", a->pos0);
     float *q = c->host, *qr = q + hq, *k = qr + hq, *kr = k + hk, *v = kr + hk, *o = v + hk, *g = o + hq, *y = g + hq;
     mla_status st = MLA_OK;
-    if (c->cfg->attn_gate) st = fetch_gate(c, g, a, T, err);
+    if (c->cfg->attn_gate && !c->o.plain) st = fetch_gate(c, g, a, T, err);
     mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o, .gate = c->cfg->attn_gate ? g : NULL};
     if (c->gate_only) {
         if (st == MLA_OK) mla_moments_gate(c->mom, l, &row);
         l->tokens += (double)T;
         return st;
     }
-    if (st == MLA_OK) st = fetch(c, q, a->q, hq, err);
-    if (st == MLA_OK) st = fetch(c, qr, a->q_rot, hq, err);
+    bool plain = c->o.plain;
+    if (st == MLA_OK && !plain) st = fetch(c, q, a->q, hq, err);
+    if (st == MLA_OK && !plain) st = fetch(c, qr, a->q_rot, hq, err);
     if (st == MLA_OK) st = fetch(c, k, a->k, hk, err);
-    if (st == MLA_OK) st = fetch(c, kr, a->k_rot, hk, err);
+    if (st == MLA_OK && !plain) st = fetch(c, kr, a->k_rot, hk, err);
     if (st == MLA_OK) st = fetch(c, v, a->v, hk, err);
-    if (st == MLA_OK) st = fetch(c, o, a->o, hq, err);
+    if (st == MLA_OK && !plain) st = fetch(c, o, a->o, hq, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     mla_moment_opts mo = {.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
                           .rope_gain = c->cfg->rope.attention_factor};
-    mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
+    for (size_t t = 0; plain && t < T; t++) c->w[t] = 1;
+    if (!plain) mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
     features(y, k, v, T, l);
     if (l->tokens == 0) settle_shift(l, y, T);
     if ((st = add_covariance(c, l, y, T, err)) != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
@@ -227,12 +229,12 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
     mla_rope_inv_freq(c->cfg, T, c->inv_freq);
     if ((st = mla_moments_new(&c->mom, l, T, o->pool, err)) != MLA_OK || (st = device_scratch(c, l, err)) != MLA_OK) goto done;
     for (size_t i = 0; st == MLA_OK && i < c->o.rows_per_run; i++) st = mla_seq_new(&c->seq[i], o->rt, T, err);
-    if (st == MLA_OK && c->cfg->attn_gate) {
+    if (st == MLA_OK && c->cfg->attn_gate && !o->plain) {
         c->gate_only = true;
         st = run_rows(c, &probe, first_ids, n < GATE_ROWS * T ? n : GATE_ROWS * T, NULL, err);
         c->gate_only = false;
     }
-    if (st == MLA_OK) st = settle_roots(c, &probe, err);
+    if (st == MLA_OK && !o->plain) st = settle_roots(c, &probe, err);
 done:
     mla_stats_free(&probe);
     if (st == MLA_OK) *out = c;
@@ -260,5 +262,6 @@ void mla_collector_free(mla_collector *c)
 mla_status mla_collect(mla_collector *c, mla_stats *out, const int32_t *ids, size_t n, mla_progress *prog, mla_err *err)
 {
     out->row_tokens = c->o.row_tokens;
+    out->plain = c->o.plain;
     return run_rows(c, out, ids, n, prog, err);
 }

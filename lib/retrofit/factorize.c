@@ -26,14 +26,17 @@ static void solve_one(void *ctx, size_t b, size_t e, size_t worker)
     for (size_t i = b; i < e; i++) {
         const mla_layer_stats *l = &w->fit->layer[i];
         mla_mat wo;
+        mla_projections proj = {0};
+        mla_solve_opts o = {.balance = w->r->balance, .groups = w->r->groups, .objective = w->r->objective, .proj = &proj};
         mla_status st = mla_model_mat(w->m, MLA_W_O, l->layer, &wo, &w->err[i]);
         float *W = st == MLA_OK ? mla_alloc_raw(wo.out, wo.in, sizeof *W) : NULL;
         if (st == MLA_OK && !W) st = mla_fail(&w->err[i], MLA_ENOMEM, "output projection of layer %zu", l->layer);
         if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, &w->err[i]);
-        mla_solve_opts o = {.balance = w->r->balance, .groups = w->r->groups};
+        if (st == MLA_OK && mla_objective_weights(o.objective)) st = mla_projections_read(&proj, w->m, l, &w->err[i]);
         if (st == MLA_OK) st = mla_solve_layer(&w->sol[i], l, w->r->layout, W, wo.out, &o, &w->err[i]);
         w->err[i].status = st;
         mla_free(W);
+        mla_projections_free(&proj);
     }
 }
 
@@ -41,6 +44,24 @@ static int descending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x < y) - (x > y);
+}
+
+/* Loss of f over the loss of keeping only the mean, on the tokens of l. */
+static mla_status share_lost(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *l, mla_err *err)
+{
+    mla_factors none = *f;
+    double loss, all;
+    none.r = 0;
+    mla_status st = mla_solution_loss(&loss, s, f, l, err);
+    if (st == MLA_OK) st = mla_solution_loss(&all, s, &none, l, err);
+    if (st == MLA_OK) *out = all > 0 ? loss / all : 0;
+    return st;
+}
+
+static mla_status held_out(work *w, size_t i)
+{
+    if (!w->held || !(w->held->layer[i].wsum > 0)) return MLA_OK;
+    return share_lost(&w->out->result[i].held_out, &w->sol[i], &w->out->factors[i], &w->held->layer[i], &w->err[i]);
 }
 
 static mla_status one_result(work *w, size_t i)
@@ -64,17 +85,10 @@ static mla_status one_result(work *w, size_t i)
     if (!r->spectrum) return mla_fail(err, MLA_ENOMEM, "spectrum of layer %zu", s->layer);
     memcpy(r->spectrum, s->sigma, r->n_spectrum * sizeof *r->spectrum);
     qsort(r->spectrum, r->n_spectrum, sizeof *r->spectrum, descending);
+    if (mla_objective_weights(w->r->objective)) return share_lost(&r->exact, s, f, &w->fit->layer[i], err) == MLA_OK ? held_out(w, i) : err->status;
     if ((st = mla_solution_loss(&loss, s, f, &w->fit->layer[i], err)) != MLA_OK) return st;
     r->exact = loss > 0 ? loss / total : 0;
-    if (w->held && w->held->layer[i].wsum > 0) {
-        mla_factors none = *f; /* loss of keeping only the mean: the held-out tokens' own energy */
-        none.r = 0;
-        double all;
-        if ((st = mla_solution_loss(&loss, s, f, &w->held->layer[i], err)) != MLA_OK) return st;
-        if ((st = mla_solution_loss(&all, s, &none, &w->held->layer[i], err)) != MLA_OK) return st;
-        r->held_out = all > 0 ? loss / all : 0;
-    }
-    return MLA_OK;
+    return held_out(w, i);
 }
 
 static void result_one(void *ctx, size_t b, size_t e, size_t worker)
@@ -136,6 +150,9 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     mla_status st = rank && w.sol && w.err && out->factors && out->result && (out->nested || !o->nested) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
     if (st == MLA_OK && fit->layout != r->layout)
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
+    if (st == MLA_OK && fit->plain != mla_objective_plain(r->objective))
+        st = mla_fail(err, MLA_EINVAL, "objective %s needs statistics with %s token weights (mla-retrofit stats --objective %s)",
+                      mla_objective_name(r->objective), fit->plain ? "attention" : "plain", mla_objective_name(r->objective));
     if (st == MLA_OK) {
         mla_par_for(o->pool, n, 1, solve_one, &w);
         st = first_error(&w, n, err);

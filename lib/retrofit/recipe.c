@@ -81,6 +81,8 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     if (!strcmp(k, "groups")) return mla_jv_size(v, &r->groups) && r->groups ? MLA_OK : bad(k, "a positive integer", v, err);
     if (!strcmp(k, "budget")) return read_budget(&r->budget, v, err);
     if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
+    if (!strcmp(k, "objective"))
+        return s && mla_objective_parse(s, &r->objective) ? MLA_OK : bad(k, "ours, svd, joint-svd, cov-separate or balanced-pca", v, err);
     if (!strcmp(k, "balance")) return mla_jv_f64(v, &r->balance) && r->balance > 0 ? MLA_OK : bad(k, "a positive number", v, err);
     if (!strcmp(k, "factors_dtype"))
         return s && mla_factors_dtype_parse(s, &r->factors_dtype) ? MLA_OK : bad(k, "auto, bfloat16 or float32", v, err);
@@ -111,6 +113,13 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
         return mla_fail(err, MLA_EINVAL, "layout n needs key dims without rotation; this model rotates all %zu: use layout rebuild", c->head_dim);
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
+    if (r->objective != MLA_OBJ_OURS && r->balance != 0 && r->balance != 1)
+        return mla_fail(err, MLA_EINVAL, "balance %g: objective %s has its own; balance belongs to objective ours", r->balance,
+                        mla_objective_name(r->objective));
+    if (r->objective != MLA_OBJ_OURS && r->allocation != MLA_ALLOC_UNIFORM)
+        return mla_fail(err, MLA_EINVAL, "allocation %s: objective %s is a published method with one rank for all layers", ALLOC[r->allocation],
+                        mla_objective_name(r->objective));
+    if (r->objective != MLA_OBJ_OURS) r->balance = 1;
     if (r->balance == 0) r->balance = r->layout == MLA_LAYOUT_N ? 1.0 : 3.0;
     if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
         return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);
@@ -129,6 +138,7 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv *c = mla_jv_set_obj(o, "calibration");
     mla_jv_set_size(c, "tokens", r->calibration_tokens);
     mla_jv_set_size(c, "row_tokens", r->row_tokens);
+    mla_jv_set_str(o, "objective", mla_objective_name(r->objective));
     mla_jv_set_f64(o, "balance", r->balance);
     mla_jv_set_str(o, "factors_dtype", FACTORS[r->factors_dtype]);
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "io/json.h"
 #include "model/config.h"
+#include "retrofit/objective.h"
 #include "retrofit/ranks.h"
 
 #define MLA_RECIPE_SCHEMA "mla-recipe/1"
@@ -30,6 +31,7 @@ typedef struct {
     mla_budget budget;
     size_t calibration_tokens;  /* at most; the corpus may hold fewer */
     size_t row_tokens;
+    mla_objective objective;
     double balance;             /* 0: the default of the layout */
     mla_factors_dtype factors_dtype;
     mla_allocation allocation;

@@ -45,24 +45,42 @@ static void assemble_lambda(double *lam, const mla_layer_stats *l, const double 
             lam[(keys + i) * n + keys + j] = L[(a * per * l->d + i) * vd + a * per * l->d + j];
 }
 
-/* F and its inverse from Lambda = V diag(l) V^T: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), floored.
- * lam is overwritten. Blocks (each KV head's keys, the values) are solved together: zeros stay zeros. */
-static mla_status root_of_lambda(double *F, double *Fi, double *lam, size_t n, size_t *floored, mla_err *err)
+/* What is solved as one: n features whose metric is zero between its parts (each KV head's keys, the values). */
+typedef struct {
+    size_t n, heads, key; /* the first heads * key features: one part per head; the rest: the last part */
+    const double *C, *Lambda;
+    double *E, *D, *sigma;
+} problem;
+
+/* F and its inverse from Lambda = V diag(l) V^T, part by part: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), with
+ * eigenvalues below LAMBDA_FLOOR of the largest of all parts raised to it. */
+static mla_status root_of_lambda(double *F, double *Fi, const problem *p, size_t *floored, mla_err *err)
 {
-    double *w = mla_alloc(n, 1, sizeof *w);
-    if (!w) return mla_fail(err, MLA_ENOMEM, "metric of %zu features", n);
-    mla_status st = mla_eigh(lam, w, n, err);
-    if (st == MLA_OK && !(w[n - 1] > 0)) st = mla_fail(err, MLA_EFORMAT, "the objective is zero: no query or value energy was seen");
+    size_t n = p->n, rest = n - p->heads * p->key, most = p->key > rest ? p->key : rest;
+    double *w = mla_alloc(n, 1, sizeof *w), *v = mla_alloc_raw(most, most, sizeof *v), top = 0;
+    mla_status st = w && v ? MLA_OK : mla_fail(err, MLA_ENOMEM, "metric of %zu features", n);
+    memset(F, 0, n * n * sizeof *F);
+    memset(Fi, 0, n * n * sizeof *Fi);
+    for (size_t part = 0, at = 0; st == MLA_OK && at < n; part++) { /* rows of F: eigenvectors for now */
+        size_t m = part < p->heads ? p->key : rest;
+        for (size_t i = 0; i < m; i++) memcpy(v + i * m, p->Lambda + (at + i) * n + at, m * sizeof *v);
+        st = mla_eigh(v, w + at, m, err);
+        for (size_t i = 0; st == MLA_OK && i < m; i++) memcpy(F + (at + i) * n + at, v + i * m, m * sizeof *v);
+        if (st == MLA_OK && m && w[at + m - 1] > top) top = w[at + m - 1];
+        at += m;
+    }
+    if (st == MLA_OK && !(top > 0)) st = mla_fail(err, MLA_EFORMAT, "the objective is zero: no query or value energy was seen");
     for (size_t k = 0; st == MLA_OK && k < n; k++) {
-        double v = w[k], lo = LAMBDA_FLOOR * w[n - 1];
-        if (!(v >= lo)) v = lo, ++*floored;
-        double s = sqrt(v);
+        double e = w[k], lo = LAMBDA_FLOOR * top;
+        if (!(e >= lo)) e = lo, ++*floored;
+        double s = sqrt(e);
         for (size_t i = 0; i < n; i++) {
-            F[k * n + i] = s * lam[k * n + i];
-            Fi[i * n + k] = lam[k * n + i] / s;
+            Fi[i * n + k] = F[k * n + i] / s;
+            F[k * n + i] *= s;
         }
     }
     mla_free(w);
+    mla_free(v);
     return st;
 }
 
@@ -72,9 +90,9 @@ static void square_mul(double *c, const double *a, const double *b, size_t n, bo
     mla_dgemm(&(mla_dgemm_args){.tb = tb, .M = n, .N = n, .K = n, .alpha = 1, .a = a, .lda = n, .b = b, .ldb = n, .c = c, .ldc = n});
 }
 
-static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
+static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
 {
-    size_t n = s->n;
+    size_t n = p->n;
     double *buf = mla_alloc_raw(4 * n, n, sizeof *buf), *w = mla_alloc(n, 1, sizeof *w);
     if (!buf || !w) {
         mla_free(buf);
@@ -82,12 +100,10 @@ static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
         return mla_fail(err, MLA_ENOMEM, "solution of %zu features", n);
     }
     double *F = buf, *Fi = buf + n * n, *T = buf + 2 * n * n, *S = buf + 3 * n * n;
-    const double *C = s->C + a * n * n;
-    double *E = s->E + a * n * n, *D = s->D + a * n * n, *sig = s->sigma + a * n;
-    memcpy(T, s->Lambda + a * n * n, n * n * sizeof *T);
-    mla_status st = root_of_lambda(F, Fi, T, n, &s->floored, err);
+    double *E = p->E, *D = p->D, *sig = p->sigma;
+    mla_status st = root_of_lambda(F, Fi, p, floored, err);
     if (st == MLA_OK) {
-        square_mul(T, F, C, n, false);
+        square_mul(T, F, p->C, n, false);
         square_mul(S, T, F, n, true);
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i; j++) S[i * n + j] = S[j * n + i] = 0.5 * (S[i * n + j] + S[j * n + i]);
@@ -118,44 +134,97 @@ static mla_status solve_group(mla_solution *s, size_t a, mla_err *err)
     return st;
 }
 
-mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
-                           const mla_solve_opts *o, mla_err *err)
+/* Features [f0, f0 + m) of group a on their own; direction k of theirs becomes direction place(k) of the group's. */
+static mla_status solve_side(mla_solution *s, size_t a, bool keys, mla_err *err)
 {
-    *out = (mla_solution){.layout = layout, .layer = l->layer, .groups = o->groups};
-    if (o->groups == 0 || l->G % o->groups) return mla_fail(err, MLA_EINVAL, "groups %zu do not divide %zu KV heads", o->groups, l->G);
-    if (!(l->wsum > 0) || !(l->tokens > 0)) return mla_fail(err, MLA_EFORMAT, "layer %zu was never observed", l->layer);
-    size_t n = l->G / o->groups * (l->dk + l->d), gs = o->groups, blocks, dim;
+    size_t n = s->n, f0 = keys ? 0 : s->keys, m = keys ? s->keys : n - s->keys, other = n - m;
+    double *buf = mla_alloc(4 * m, m, sizeof *buf), *sig = mla_alloc(m, 1, sizeof *sig);
+    mla_status st = buf && sig ? MLA_OK : mla_fail(err, MLA_ENOMEM, "solution of %zu features", m);
+    if (st == MLA_OK) {
+        double *C = buf, *L = buf + m * m, *E = buf + 2 * m * m, *D = buf + 3 * m * m;
+        for (size_t i = 0; i < m; i++) {
+            memcpy(C + i * m, s->C + (a * n + f0 + i) * n + f0, m * sizeof *C);
+            memcpy(L + i * m, s->Lambda + (a * n + f0 + i) * n + f0, m * sizeof *L);
+        }
+        problem p = {.n = m, .C = C, .Lambda = L, .E = E, .D = D, .sigma = sig};
+        st = solve_problem(&p, &s->floored, err);
+        for (size_t k = 0; st == MLA_OK && k < m; k++) {
+            size_t to = k < other ? 2 * k + !keys : other + k; /* K, V, K, V, ... until one side is used up */
+            s->sigma[a * n + to] = sig[k];
+            memcpy(s->E + (a * n + to) * n + f0, E + k * m, m * sizeof *E);
+            for (size_t i = 0; i < m; i++) s->D[(a * n + f0 + i) * n + to] = D[i * m + k];
+        }
+    }
+    mla_free(buf);
+    mla_free(sig);
+    return st;
+}
+
+static mla_status solve_group(mla_solution *s, size_t a, size_t heads, mla_err *err)
+{
+    size_t n = s->n;
+    if (s->separate) {
+        mla_status st = solve_side(s, a, true, err);
+        return st == MLA_OK ? solve_side(s, a, false, err) : st;
+    }
+    problem p = {.n = n, .heads = heads, .key = s->keys / heads, .C = s->C + a * n * n, .Lambda = s->Lambda + a * n * n,
+                 .E = s->E + a * n * n, .D = s->D + a * n * n, .sigma = s->sigma + a * n};
+    return solve_problem(&p, &s->floored, err);
+}
+
+/* C (l->n, l->n), mu (l->n) over all features; ours: also the value metric L (G d, G d); published: the key weight. */
+static mla_status layer_moments(const mla_layer_stats *l, const float *wo, size_t D, const mla_solve_opts *o, double *C, double *mu, double *L,
+                                double *key_weight, mla_err *err)
+{
+    if (o->objective != MLA_OBJ_OURS) return mla_objective_moments(o->objective, l, o->proj, C, mu, key_weight, err);
+    size_t blocks, dim;
     mla_metric_blocks(l->H, l->G, l->d, &blocks, &dim);
-    out->n = n;
-    out->keys = l->G / gs * l->dk;
-    out->sigma = mla_alloc(gs, n, sizeof(double));
-    out->mu = mla_alloc(gs, n, sizeof(double));
-    out->E = mla_alloc(gs, n * n, sizeof(double));
-    out->D = mla_alloc(gs, n * n, sizeof(double));
-    out->C = mla_alloc(gs, n * n, sizeof(double));
-    out->Lambda = mla_alloc(gs, n * n, sizeof(double));
-    double *WW = mla_alloc(blocks, dim * dim, sizeof *WW), *L = mla_alloc(l->G * l->d, l->G * l->d, sizeof *L);
-    double *C = mla_alloc(l->n, l->n, sizeof *C), *mu = mla_alloc(l->n, 1, sizeof *mu);
-    mla_status st = MLA_OK;
-    if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !WW || !L || !C || !mu)
-        st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
-    if (st == MLA_OK) st = mla_metric_wo_gram(WW, wo, D, l, err);
+    double *WW = mla_alloc(blocks, dim * dim, sizeof *WW);
+    mla_status st = WW ? mla_metric_wo_gram(WW, wo, D, l, err) : mla_fail(err, MLA_ENOMEM, "Gram of %zu dims", dim);
     if (st == MLA_OK) {
         mla_metric_gate(WW, l);
         mla_metric_value(L, WW, l);
         mla_stats_mean(l, mu);
         mla_stats_cov(l, C);
     }
+    mla_free(WW);
+    return st;
+}
+
+mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
+                           const mla_solve_opts *o, mla_err *err)
+{
+    *out = (mla_solution){.layout = layout, .layer = l->layer, .groups = o->groups};
+    if (o->groups == 0 || l->G % o->groups) return mla_fail(err, MLA_EINVAL, "groups %zu do not divide %zu KV heads", o->groups, l->G);
+    if (!(l->wsum > 0) || !(l->tokens > 0)) return mla_fail(err, MLA_EFORMAT, "layer %zu was never observed", l->layer);
+    size_t n = l->G / o->groups * (l->dk + l->d), gs = o->groups;
+    bool ours = o->objective == MLA_OBJ_OURS;
+    out->n = n;
+    out->keys = l->G / gs * l->dk;
+    out->separate = mla_objective_separate(o->objective);
+    out->sigma = mla_alloc(gs, n, sizeof(double));
+    out->mu = mla_alloc(gs, n, sizeof(double));
+    out->E = mla_alloc(gs, n * n, sizeof(double));
+    out->D = mla_alloc(gs, n * n, sizeof(double));
+    out->C = mla_alloc(gs, n * n, sizeof(double));
+    out->Lambda = mla_alloc(gs, n * n, sizeof(double));
+    double *L = mla_alloc(l->G * l->d, l->G * l->d, sizeof *L), key_weight = 1;
+    double *C = mla_alloc(l->n, l->n, sizeof *C), *mu = mla_alloc(l->n, 1, sizeof *mu);
+    mla_status st = MLA_OK;
+    if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !L || !C || !mu)
+        st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
+    if (st == MLA_OK) st = layer_moments(l, wo, D, o, C, mu, L, &key_weight, err);
     for (size_t a = 0; st == MLA_OK && a < gs; a++) {
+        double *Lam = out->Lambda + a * n * n;
         for (size_t i = 0; i < n; i++) {
             size_t fi = mla_group_feature(l, gs, a, i);
             out->mu[a * n + i] = mu[fi];
             for (size_t j = 0; j < n; j++) out->C[(a * n + i) * n + j] = C[fi * l->n + mla_group_feature(l, gs, a, j)];
         }
-        assemble_lambda(out->Lambda + a * n * n, l, L, gs, a, o->balance);
-        st = solve_group(out, a, err);
+        if (ours) assemble_lambda(Lam, l, L, gs, a, o->balance);
+        for (size_t i = 0; !ours && i < n; i++) Lam[i * n + i] = i < out->keys ? key_weight : 1;
+        st = solve_group(out, a, l->G / gs, err);
     }
-    mla_free(WW);
     mla_free(L);
     mla_free(C);
     mla_free(mu);

@@ -10,18 +10,22 @@
 
 #include "base/err.h"
 #include "model/factors.h"
+#include "retrofit/objective.h"
 #include "retrofit/stats.h"
 
 typedef struct {
     double balance;       /* b of Lambda; 1 = first-order theory */
     size_t groups;        /* 1 = MLA, g = GLA-g; divides the KV heads */
+    mla_objective objective;
+    const mla_projections *proj; /* for objectives of the weights (objective.h), otherwise NULL */
 } mla_solve_opts;
 
 typedef struct {          /* per group a: */
     mla_layout layout;
     size_t layer, groups, n;
     size_t keys;          /* features [0, keys) of a group are keys, the rest values */
-    double *sigma;        /* (groups, n) descending, in squared output units per unit of token weight */
+    bool separate;        /* keys and values apart: directions alternate between them, largest first on each side */
+    double *sigma;        /* (groups, n) descending (separate: in that order), in squared output units per unit of token weight */
     double *E;            /* (groups, n, n): row i = direction i, scaled so that its coordinate has unit variance */
     double *D;            /* (groups, n, n): column-by-direction, row-major (feature, direction) */
     double *mu;           /* (groups, n) */
@@ -30,7 +34,7 @@ typedef struct {          /* per group a: */
     size_t floored;       /* eigenvalues of Lambda raised to the floor 1e-6 * max */
 } mla_solution;
 
-/* wo: o_proj of the layer, f32 (D, H d). */
+/* wo: o_proj of the layer, f32 (D, H d); objective ours only, otherwise NULL. */
 MLA_CHECKED mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
                                        const mla_solve_opts *o, mla_err *err);
 void mla_solution_free(mla_solution *s);

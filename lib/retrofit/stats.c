@@ -107,6 +107,8 @@ mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err)
         if (!same_shape(&a->layer[i], &b->layer[i]))
             return mla_fail(err, MLA_EINVAL, "statistics of layer %zu and layer %zu differ in shape: %zu and %zu features",
                             a->layer[i].layer, b->layer[i].layer, a->layer[i].n, b->layer[i].n);
+    if (a->tokens > 0 && a->plain != b->plain)
+        return mla_fail(err, MLA_EINVAL, "statistics with plain token weights and statistics with attention weights do not add");
     if (a->tokens > 0 && memcmp(a->base_digest, b->base_digest, 32) != 0)
         return mla_fail(err, MLA_EINVAL, "statistics were collected on different bases");
     for (size_t i = 0; i < a->layers; i++) layer_add(&a->layer[i], &b->layer[i]);
@@ -114,6 +116,7 @@ mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err)
         memcpy(a->corpus_digest, b->corpus_digest, 32);
         memcpy(a->base_digest, b->base_digest, 32);
         a->row_tokens = b->row_tokens;
+        a->plain = b->plain;
     } else {
         unsigned char two[64];
         memcpy(two, a->corpus_digest, 32);

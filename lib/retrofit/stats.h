@@ -34,6 +34,7 @@ typedef struct {
     mla_layout layout;
     size_t layers;                /* full-attention layers, in depth order */
     mla_layer_stats *layer;
+    bool plain;                   /* every token weighs 1 and M, kappa, GG stay zero: for the published objectives only */
     double tokens;                /* corpus tokens seen */
     size_t rows, row_tokens;
     unsigned char base_digest[32], corpus_digest[32];

@@ -49,6 +49,7 @@ static mla_status header_json(mla_str *out, const mla_stats *s, const size_t *fr
     mla_jv *o = mla_json_root(d);
     mla_jv_set_str(o, "schema", MLA_STATS_SCHEMA);
     mla_jv_set_str(o, "layout", mla_layout_name(s->layout));
+    if (s->plain) mla_jv_set_str(o, "weights", "plain");
     mla_jv_set_f64(o, "tokens", s->tokens);
     mla_jv_set_size(o, "rows", s->rows);
     mla_jv_set_size(o, "row_tokens", s->row_tokens);
@@ -205,6 +206,9 @@ static mla_status read_body(mla_stats *s, const mla_jv *o, cursor c, mla_err *er
         return mla_fail(err, MLA_EFORMAT, "schema: expected %s, found %s", MLA_STATS_SCHEMA, schema ? schema : "none");
     if (!layout || !mla_layout_parse(layout, &s->layout))
         return mla_fail(err, MLA_EFORMAT, "layout: expected one of " MLA_LAYOUT_LIST ", found %s", layout ? layout : "none");
+    const mla_jv *w = mla_jv_get(o, "weights");
+    s->plain = w && mla_jv_str(w) && !strcmp(mla_jv_str(w), "plain");
+    if (w && !s->plain) return mla_fail(err, MLA_EFORMAT, "weights: expected \"plain\" or no such key, found %s", mla_jv_str(w) ? mla_jv_str(w) : mla_jv_kind(w));
     mla_status st;
     if (!mla_jv_f64(mla_jv_get(o, "tokens"), &s->tokens)) return mla_fail(err, MLA_EFORMAT, "header key tokens: expected a number");
     if ((st = need_size(o, "rows", SIZE_MAX, &s->rows, err)) != MLA_OK || (st = need_size(o, "row_tokens", SIZE_MAX, &s->row_tokens, err)) != MLA_OK ||

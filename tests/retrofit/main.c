@@ -5,9 +5,10 @@ Suite *suite_solve(void);
 Suite *suite_stats(void);
 Suite *suite_ranks(void);
 Suite *suite_nested(void);
+Suite *suite_objective(void);
 
 int main(void)
 {
-    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested};
+    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested, suite_objective};
     return mla_test_main("retrofit", all, sizeof all / sizeof *all);
 }

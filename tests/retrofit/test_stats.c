@@ -58,6 +58,9 @@ START_TEST(merging_equals_one_pass)
     mla_stats_mean(a.layer, m2);
     for (size_t i = 0; i < n * n; i++) ck_assert(fabs(c1[i] - c2[i]) < 1e-12);
     for (size_t i = 0; i < n; i++) ck_assert(fabs(m1[i] - m2[i]) < 1e-12);
+    b.plain = true;
+    ck_refused(mla_stats_merge(&a, &b, &err), MLA_EINVAL, "plain token weights");
+    b.plain = false;
     b.base_digest[0] = 1;
     ck_refused(mla_stats_merge(&a, &b, &err), MLA_EINVAL, "different bases");
     mla_stats_free(&all);
@@ -73,7 +76,7 @@ START_TEST(files_read_back_and_damage_is_refused)
     mla_err err;
     ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
     add_tokens(a.layer, 0, 40);
-    a.tokens = 40, a.rows = 1, a.row_tokens = 512;
+    a.tokens = 40, a.rows = 1, a.row_tokens = 512, a.plain = true;
     char *dir = mla_test_tmpdir(), *path = mla_path_join(dir, "s.mlastats");
     ck_ok(mla_stats_write(&a, path, NULL, &err));
     ck_ok(mla_stats_read(&b, path, &err));
@@ -81,7 +84,7 @@ START_TEST(files_read_back_and_damage_is_refused)
     mla_stats_arrays(a.layer, x);
     mla_stats_arrays(b.layer, y);
     for (size_t k = 0; k < MLA_STATS_ARRAYS; k++) ck_assert_mem_eq(x[k].data, y[k].data, x[k].count * 8);
-    ck_assert(b.layer[0].wsum == a.layer[0].wsum && b.rows == 1);
+    ck_assert(b.layer[0].wsum == a.layer[0].wsum && b.rows == 1 && b.plain);
     mla_stats_free(&b);
     char *text;
     size_t n;
