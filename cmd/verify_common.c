@@ -34,6 +34,7 @@ mla_status verify_open(verify_model *out, cli *c, const char *path, const verify
         .kv_dtype = verify_kv_dtype(r->kv_dtype),
         .page_tokens = r->page,
         .stream_layers = r->stream,
+        .mtp = r->mtp,
         .gdn_chunk = !strcmp(r->precision, "fast") ? 64 : 0,
         .log = &c->log,
     };

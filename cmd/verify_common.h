@@ -11,6 +11,7 @@ typedef struct {
     const char *kv_dtype, *precision; /* "f32|bf16|fp8", "reference|fast" */
     size_t page;
     bool stream;
+    bool mtp; /* open the MTP head, too; no option of its own */
 } verify_run;
 verify_run verify_run_defaults(void);
 #define VERIFY_RUN_OPTIONS 4

@@ -9,6 +9,7 @@
 #include "verify/gate.h"
 #include "verify/report.h"
 #include "verify_common.h"
+#include "verify_paths.h"
 
 typedef struct {
     const char *against, *out, *svg;
@@ -89,6 +90,7 @@ static const char *first_reason(const mla_jv *doc, const char *verdict, const ch
 static mla_status open_work(work *w, cli *c, args *a, mla_err *err)
 {
     mla_status st = cli_backend_open(c, &w->be, err);
+    if (st == MLA_OK) st = verify_other_backend(&w->other, c, err);
     if (st == MLA_OK) st = mla_pool_new(&w->pool, c->threads, err);
     if (st == MLA_OK && a->against && !a->corpus.n) {
         st = cli_data_file(&w->default_corpus, "calib/evaluation.jsonl", err);

@@ -7,11 +7,12 @@
 #include "verify.h"
 #include "verify/parity_run.h"
 #include "verify_common.h"
+#include "verify_paths.h"
 
 typedef struct {
     const char *reference, *against, *against_kv;
-    cli_list corpus;
-    size_t rows, row_tokens;
+    cli_list corpus, paths;
+    size_t rows, row_tokens, path_tokens;
     bool no_decode;
     verify_run run;
     verify_files files;
@@ -49,6 +50,9 @@ static mla_status check(const args *a, mla_err *err)
     if (a->corpus.n && !a->against) return mla_fail(err, MLA_EINVAL, "--corpus needs --against BASE: text alone says nothing about right answers");
     if (!(a->p.min_agreement >= 0 && a->p.min_agreement < 1))
         return mla_fail(err, MLA_EINVAL, "--min-agreement: expected a value from 0 (not gated) to below 1, found %g", a->p.min_agreement);
+    for (size_t i = 0; i < a->paths.n; i++)
+        if (!verify_path_known(a->paths.v[i])) return mla_fail(err, MLA_EINVAL, "--paths: expected one of " VERIFY_PATHS_HELP ", all; found \"%s\"", a->paths.v[i]);
+    if (a->path_tokens < 16) return mla_fail(err, MLA_EINVAL, "--path-tokens: expected at least 16, found %zu", a->path_tokens);
     if (a->row_tokens < 2) return mla_fail(err, MLA_EINVAL, "--row-tokens: expected at least 2, found %zu", a->row_tokens);
     if (a->p.bootstrap.resamples < 100) return mla_fail(err, MLA_EINVAL, "--resamples: expected at least 100, found %zu", a->p.bootstrap.resamples);
     return MLA_OK;
@@ -157,7 +161,7 @@ static mla_status begin_doc(work *w, const cli *c, const args *a, mla_err *err)
 
 static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
 {
-    mla_verdict v;
+    mla_verdict v, paths = MLA_PASS;
     mla_parity_input in = {.model = w->model.rt, .base = w->base.rt, .ref = a->reference ? &w->ref : NULL};
     if (w->corpus.ids.n) in.corpus = w->corpus.ids.id, in.n_corpus = w->corpus.ids.n, in.row_tokens = a->row_tokens;
     mla_status st = verify_not_usage(mla_parity_run(&w->result, &in, &a->p, err), err);
@@ -165,6 +169,13 @@ static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
     if (st != MLA_OK) return st;
     mla_jv *doc = mla_json_root(w->doc);
     st = mla_parity_report(doc, &w->result, &v, err);
+    if (st == MLA_OK && a->paths.n) {
+        verify_paths p = {.name = a->paths.v, .n = a->paths.n, .run = a->run, .model = &w->model, .be = w->be, .near_tie = a->p.near_tie};
+        p.from = (mla_path_source){a->reference ? &w->ref : NULL, w->corpus.ids.id, w->corpus.ids.n, 4, a->path_tokens};
+        st = verify_not_usage(verify_paths_run(doc, &p, c, &paths, err), err);
+        if (paths == MLA_FAIL || v == MLA_PASS) v = paths;
+        mla_jv_set_str(doc, "verdict", mla_verdict_name(v));
+    }
     if (st == MLA_OK) st = verify_write(&a->files, doc, mla_parity_svg, err);
     if (st == MLA_OK && c->json) {
         st = cli_print_json(doc, err);
@@ -186,10 +197,10 @@ static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
 
 mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
 {
-    args a = {.against_kv = "f32", .rows = 8, .row_tokens = 1024, .run = verify_run_defaults(), .p = mla_parity_defaults()};
+    args a = {.against_kv = "f32", .rows = 8, .row_tokens = 1024, .path_tokens = 320, .run = verify_run_defaults(), .p = mla_parity_defaults()};
     size_t seed = (size_t)a.p.bootstrap.seed;
-    static const char *const GATE = "the gate", *const FILES = "report files";
-    cli_option opts[16 + VERIFY_RUN_OPTIONS] = {
+    static const char *const GATE = "the gate", *const FILES = "report files", *const PATHS = "paths of a server";
+    cli_option opts[18 + VERIFY_RUN_OPTIONS] = {
         {"reference", 'r', CLI_STR, &a.reference, "FILE", "recorded ids: mla-reference/1 or probe.json", NULL, "what to compare with"},
         {"against", 'b', CLI_STR, &a.against, "BASE", "a model run beside it: KL divergence, perplexity ratio, and top-1 agreement where there is no reference", NULL, "what to compare with"},
         {"corpus", 'c', CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids for --against; default: the bundled evaluation text, or the reference's own positions", NULL, "what to compare with"},
@@ -203,15 +214,17 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
         {"no-decode", 0, CLI_FLAG, &a.no_decode, NULL, "leave out free decoding", NULL, GATE},
         {"seed", 0, CLI_SIZE, &seed, "N", "seed of the bootstrap over prompts", "1", GATE},
         {"resamples", 0, CLI_SIZE, &a.p.bootstrap.resamples, "N", "resamples of the bootstrap", "2000", GATE},
+        {"paths", 0, CLI_LIST, &a.paths, "PATH", "take texts through this path of a server, too, and compare with one call: " VERIFY_PATHS_HELP "; all: every one", NULL, PATHS},
+        {"path-tokens", 0, CLI_SIZE, &a.path_tokens, "N", "tokens of the longest of the four texts for --paths", "320", PATHS},
         {"junit", 0, CLI_STR, &a.files.junit, "FILE", "write JUnit XML", NULL, FILES},
         {"markdown", 0, CLI_STR, &a.files.markdown, "FILE", "write Markdown (for a job summary)", NULL, FILES},
         {"svg", 0, CLI_STR, &a.files.svg, "FILE", "write a chart of the KL divergence by position", NULL, FILES},
     };
-    verify_run_options(&a.run, opts + 16);
-    cli_option chunk = {"chunk", 0, CLI_SIZE, &a.p.chunk, "N", "tokens per prefill step", "as 128 MiB of logits allow, 16 to 512", opts[16].group};
-    cli_option all[17 + VERIFY_RUN_OPTIONS];
+    verify_run_options(&a.run, opts + 18);
+    cli_option chunk = {"chunk", 0, CLI_SIZE, &a.p.chunk, "N", "tokens per prefill step", "as 128 MiB of logits allow, 16 to 512", opts[18].group};
+    cli_option all[19 + VERIFY_RUN_OPTIONS];
     memcpy(all, opts, sizeof opts);
-    all[16 + VERIFY_RUN_OPTIONS] = chunk;
+    all[18 + VERIFY_RUN_OPTIONS] = chunk;
     const cli_spec spec = {
         .args = "MODEL (--reference FILE | --against BASE [--corpus FILE]...)",
         .about = "Forces recorded texts through MODEL and compares its argmax at every position; decodes the recorded answers freely until "
@@ -238,5 +251,6 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
     }
     work_free(&w);
     cli_list_free(&a.corpus);
+    cli_list_free(&a.paths);
     return st;
 }

@@ -196,31 +196,48 @@ mla_dtype mla_gate_dtype(const char *name)
     return !strcmp(name, "fp8") ? MLA_F8_E4M3 : !strcmp(name, "bf16") ? MLA_BF16 : MLA_F32;
 }
 
-static mla_status open_runtime(mla_rt **rt, const mla_gate *g, const mla_model *m, const char *kv, mla_err *err)
+/* On the second backend one layer's weights are held at a time: it is there to compare, not to be quick. */
+mla_status mla_gate_open_runtime(mla_rt **rt, const mla_gate *g, const mla_model *m, const char *kv, bool mtp, mla_backend *be, mla_err *err)
 {
     bool fast = !strcmp(g->p->precision, "fast");
-    mla_rt_opts o = {.precision = fast ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = mla_gate_dtype(kv), .gdn_chunk = fast ? 64 : 0, .log = g->in->log};
-    return mla_rt_open(rt, m, g->in->be, &o, err);
+    mla_rt_opts o = {.precision = fast ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = mla_gate_dtype(kv), .gdn_chunk = fast ? 64 : 0, .mtp = mtp,
+                     .stream_layers = be != g->in->be, .log = g->in->log};
+    return mla_rt_open(rt, m, be, &o, err);
 }
 
-/* The sections that run the model on text. */
+static bool policy_checks(const mla_policy *p, const char *path)
+{
+    for (size_t i = 0; i < p->n_check; i++)
+        if (!strcmp(p->check[i], path)) return true;
+    return false;
+}
+
+/* The sections that run the model on text. Drafting comes last, with weights of its own: a head that writes behind the
+ * trunk keeps sequences from sharing pages, which the other paths are there to try. */
 static void run_models(mla_gate *g)
 {
+    const mla_policy *p = g->p;
+    const struct { bool wanted; const char *section; void (*run)(mla_gate *); } STAGE[] = {
+        {p->layers, "layers", mla_gate_layers}, {p->parity, "parity", mla_gate_parity}, {p->paths, "paths", mla_gate_paths}};
     mla_err why = {0};
-    if (!g->p->parity) return;
-    if (!g->model) {
-        mla_gate_add(g, &MLA_RULE("parity", "parity", MLA_NO_EVIDENCE), "the model could not be opened");
-        return;
+    mla_status st = g->model ? MLA_OK : mla_fail(&why, MLA_EFORMAT, "the model could not be opened");
+    bool text = p->layers || p->parity || p->paths;
+    if (st == MLA_OK && text) st = mla_gate_open_runtime(&g->rt, g, g->model, p->kv_dtype, false, g->in->be, &why);
+    if (st == MLA_OK && text && g->base) st = mla_gate_open_runtime(&g->base_rt, g, g->base, p->against_kv_dtype, false, g->in->be, &why);
+    if (st == MLA_OK && p->paths && g->in->other && policy_checks(p, "threads"))
+        st = mla_gate_open_runtime(&g->other_rt, g, g->model, p->kv_dtype, false, g->in->other, &why);
+    for (size_t i = 0; i < 3; i++) {
+        if (!STAGE[i].wanted) continue;
+        if (st == MLA_OK) STAGE[i].run(g);
+        else mla_gate_unjudged(g, STAGE[i].section, "runtime", &why);
     }
-    if (open_runtime(&g->rt, g, g->model, g->p->kv_dtype, &why) != MLA_OK ||
-        (g->base && open_runtime(&g->base_rt, g, g->base, g->p->against_kv_dtype, &why) != MLA_OK)) {
-        mla_gate_unjudged(g, "inputs", "runtime", &why);
-    } else {
-        if (g->p->parity) mla_gate_parity(g);
-    }
+    mla_rt_close(g->other_rt);
     mla_rt_close(g->rt);
     mla_rt_close(g->base_rt);
-    g->rt = g->base_rt = NULL;
+    g->rt = g->base_rt = g->other_rt = NULL;
+    if (!p->mtp) return;
+    if (g->model) mla_gate_mtp(g);
+    else mla_gate_unjudged(g, "mtp", "head", &why);
 }
 
 static void put_head(mla_gate *g)

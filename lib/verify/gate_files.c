@@ -94,7 +94,10 @@ void mla_gate_receipts(mla_gate *g)
     mla_err why = {0};
     mla_verdict v;
     mla_jv *report = mla_jv_set_obj(g->reports, "receipts");
-    mla_receipts_opts o = {.base = p->base ? g->in->against : NULL, .values = p->values, .pool = g->in->pool, .log = g->in->log};
+    const char *consumer[MLA_POLICY_LIST];
+    for (size_t i = 0; i < p->n_consumer; i++) consumer[i] = p->consumer[i];
+    mla_receipts_opts o = {.base = p->base ? g->in->against : NULL, .values = p->values, .consumer = consumer, .consumers = p->n_consumer,
+                           .pool = g->in->pool, .log = g->in->log};
     if (mla_receipts_check(report, g->in->dir, &o, &v, &why) != MLA_OK) {
         mla_jv_remove(g->reports, "receipts");
         mla_gate_unjudged(g, "receipts", "receipts", &why);

@@ -19,6 +19,7 @@ typedef struct {
     mla_model *model, *base; /* NULL: not given, or it could not be opened */
     mla_identity id, base_id;
     mla_rt *rt, *base_rt;
+    mla_rt *other_rt;        /* the model on in->other; NULL: none */
     mla_reference ref;       /* all references as one; n == 0: none could be read */
     mla_corpus corpus;
 } mla_gate;
@@ -48,5 +49,10 @@ void mla_gate_capacity(mla_gate *g);
 /* gate_runs.c: what runs the model: selfcheck, parity. */
 void mla_gate_selfcheck(mla_gate *g);
 void mla_gate_parity(mla_gate *g);
+/* gate_paths.c: the ways a server runs the model */
+void mla_gate_layers(mla_gate *g);
+void mla_gate_paths(mla_gate *g);
+void mla_gate_mtp(mla_gate *g);
 mla_dtype mla_gate_dtype(const char *name);
+mla_status mla_gate_open_runtime(mla_rt **rt, const mla_gate *g, const mla_model *m, const char *kv, bool mtp, mla_backend *be, mla_err *err);
 #endif

@@ -64,10 +64,49 @@ static mla_status context_chart(mla_str *out, const mla_jv *doc, bool *drawn, ml
     return st;
 }
 
+/* Relative error of every layer's mixer output against the base's. */
+static mla_status layer_chart(mla_str *out, const mla_jv *doc, bool *drawn, mla_err *err)
+{
+    const mla_jv *list = mla_jv_get(mla_jv_get(doc, "reports"), "layers");
+    size_t n = mla_jv_len(list), i = 0;
+    double *x = mla_alloc(2, n ? n : 1, sizeof *x);
+    if (!x) return mla_fail(err, MLA_ENOMEM, "chart of %zu layers", n);
+    for (const mla_jv *l = mla_jv_first(list); l; l = mla_jv_next(l), i++) {
+        x[i] = mla_doc_num(l, "layer");
+        x[n + i] = mla_doc_num(l, "relative_error");
+    }
+    mla_svg_series s = {.x = x, .y = x + n, .n = n, .kind = MLA_SVG_BARS};
+    *drawn = n > 0;
+    mla_status st = !n ? MLA_OK
+                       : mla_svg_write(out, &(mla_svg_chart){.title = "Mixer outputs against the base", .x_label = "layer", .y_label = "relative error", .series = &s, .n = 1}, err);
+    mla_free(x);
+    return st;
+}
+
+/* Acceptance by step, at the largest number of drafts. */
+static mla_status draft_chart(mla_str *out, const mla_jv *doc, bool *drawn, mla_err *err)
+{
+    static const char *const WHO[] = {"model", "base"};
+    double y[2][16];
+    mla_svg_series s[2];
+    size_t n = 0;
+    for (size_t k = 0; k < 2; k++) {
+        const mla_jv *last = NULL;
+        for (const mla_jv *r = mla_jv_first(mla_jv_get(mla_jv_get(mla_jv_get(doc, "reports"), "mtp"), WHO[k])); r; r = mla_jv_next(r)) last = r;
+        size_t i = 0;
+        y[n][i++] = 1;
+        for (const mla_jv *a = mla_jv_first(mla_jv_get(last, "acceptance")); a && i < 16; a = mla_jv_next(a)) (void)mla_jv_f64(a, &y[n][i++]);
+        if (i > 1) s[n] = (mla_svg_series){.label = WHO[k], .y = y[n], .n = i}, n++;
+    }
+    *drawn = n > 0;
+    return !n ? MLA_OK
+              : mla_svg_write(out, &(mla_svg_chart){.title = "Drafts accepted up to a step", .x_label = "step", .y_label = "share of rounds", .series = s, .n = n}, err);
+}
+
 static const struct {
     const char *name;
     mla_status (*draw)(mla_str *out, const mla_jv *doc, bool *drawn, mla_err *err);
-} CHARTS[] = {{"kld-by-position.svg", kld_chart}, {"agreement-by-context.svg", context_chart}};
+} CHARTS[] = {{"kld-by-position.svg", kld_chart}, {"agreement-by-context.svg", context_chart}, {"layers.svg", layer_chart}, {"mtp-acceptance.svg", draft_chart}};
 #define N_CHARTS (sizeof CHARTS / sizeof *CHARTS)
 
 const char *mla_gate_chart_name(size_t i) { return i < N_CHARTS ? CHARTS[i].name : NULL; }

@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "verify/parity_parts.h"
+#include "verify/report.h"
 
 #define LISTED 5000 /* disagreements written out; the counts are always complete */
 
@@ -145,10 +146,7 @@ static void gate(gates *g, const char *name, mla_verdict v, const char *fmt, ...
     va_start(ap, fmt);
     mla_str_vprintf(&s, fmt, ap);
     va_end(ap);
-    mla_jv *o = mla_jv_add_obj(g->list);
-    mla_jv_set_str(o, "name", name);
-    mla_jv_set_str(o, "verdict", mla_verdict_name(v));
-    mla_jv_set_str(o, "reason", mla_str_c(&s));
+    mla_doc_gate(g->list, name, v, "%s", mla_str_c(&s));
     mla_str_free(&s);
     if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && g->worst == MLA_PASS)) g->worst = v;
 }

@@ -10,10 +10,11 @@
 #include "io/file.h"
 #include "io/msg.h"
 #include "io/sha256.h"
+#include "verify/consumers.h"
 
 #define FILE_MAX ((size_t)1 << 20)
 
-typedef enum { BOOL, NUM, SIZE, BYTES, CHOICE, SIZES, STRATA } kind;
+typedef enum { BOOL, NUM, SIZE, BYTES, CHOICE, SIZES, NAMES, STRATA } kind;
 
 typedef struct {
     const char *section, *name;
@@ -35,6 +36,7 @@ static const field FIELDS[] = {
     {"receipts", "base", BOOL, AT(base), 0, 0, NULL, 0},
     {"receipts", "base_unchanged", BOOL, AT(base_unchanged), 0, 0, NULL, 0},
     {"receipts", "tokenizer", BOOL, AT(tokenizer), 0, 0, NULL, 0},
+    {"receipts", "consumers", NAMES, AT(consumer), 0, 0, NULL, AT(n_consumer)},
     {"scales", "required", BOOL, AT(scales_required), 0, 0, NULL, 0},
     {"selfcheck", "far", BOOL, AT(far), 0, 0, NULL, 0},
     {"parity", "min_agreement", NUM, AT(min_agreement), 0, 0.999999, NULL, 0},
@@ -54,6 +56,16 @@ static const field FIELDS[] = {
     {"parity", "contexts", SIZES, AT(context), 1, 1e8, NULL, AT(n_context)},
     {"parity", "answer_tokens", SIZE, AT(answer_tokens), 1, 1e5, NULL, 0},
     {"parity", "strata", STRATA, AT(stratum), 0, 0, NULL, AT(n_stratum)},
+    {"paths", "check", NAMES, AT(check), 0, 0, "chunked|prefix|batch|threads|fp8|split", AT(n_check)},
+    {"paths", "cases", SIZE, AT(path_cases), 1, 1e6, NULL, 0},
+    {"paths", "tokens", SIZE, AT(path_tokens), 16, 1e8, NULL, 0},
+    {"paths", "max_first_logprob", NUM, AT(max_first_logprob), 0, 100, NULL, 0},
+    {"paths", "max_fp8_kld", NUM, AT(max_fp8_kld), 0, 1e6, NULL, 0},
+    {"mtp", "drafts", SIZE, AT(drafts), 1, 8, NULL, 0},
+    {"mtp", "cases", SIZE, AT(mtp_cases), 1, 1e6, NULL, 0},
+    {"mtp", "tokens", SIZE, AT(mtp_tokens), 2, 1e6, NULL, 0},
+    {"mtp", "max_acceptance_loss", NUM, AT(max_acceptance_loss), 0, 1, NULL, 0},
+    {"layers", "max_error", NUM, AT(max_layer_error), 0, 1e6, NULL, 0},
     {"capacity", "max_kv_bytes_per_token", NUM, AT(max_kv_bytes), 0, 1e12, NULL, 0},
     {"capacity", "max_kv_ratio", NUM, AT(max_kv_ratio), 0, 1e6, NULL, 0},
     {"capacity", "gpu_memory", BYTES, AT(gpu_memory), 0, 0, NULL, 0},
@@ -68,7 +80,7 @@ static const struct {
     size_t flag; /* offset of its switch; SIZE_MAX: none */
 } SECTIONS[] = {
     {"run", SIZE_MAX}, {"receipts", AT(receipts)}, {"scales", AT(scales)}, {"selfcheck", AT(selfcheck)}, {"parity", AT(parity)},
-    {"capacity", AT(capacity)},
+    {"paths", AT(paths)}, {"mtp", AT(mtp)}, {"layers", AT(layers)}, {"capacity", AT(capacity)},
 };
 #define N_SECTIONS (sizeof SECTIONS / sizeof *SECTIONS)
 
@@ -150,6 +162,7 @@ static mla_status read_list(mla_policy *p, const field *f, const mla_jv *v, cons
     for (const mla_jv *e = mla_jv_first(v); e && st == MLA_OK; e = mla_jv_next(e), i++) {
         (void)snprintf(name, sizeof name, "%.60s[%zu]", what, i);
         if (f->kind == SIZES) st = read_size((size_t *)slot(p, f->at) + i, e, name, f->low, f->high, err);
+        else if (f->kind == NAMES) st = read_text((char *)slot(p, f->at) + i * sizeof p->check[0], sizeof p->check[0], e, name, f->choices, err);
         else st = read_stratum((mla_policy_stratum *)slot(p, f->at) + i, e, name, err);
     }
     *n = i;
@@ -193,7 +206,7 @@ static mla_status read_section(mla_policy *p, const mla_jv *v, const char *secti
 static mla_policy defaults(void)
 {
     mla_policy p = {.near_tie = 0.1, .min_margin = 1, .aa_positions = 256, .resamples = 2000, .seed = 1, .rows = 8, .row_tokens = 1024,
-                    .answer_tokens = 32,
+                    .answer_tokens = 32, .path_cases = 4, .path_tokens = 320, .max_first_logprob = 0.06, .max_fp8_kld = 0.01, .drafts = 4, .mtp_cases = 12, .mtp_tokens = 64,
                     .kv_dtype = "f32", .precision = "reference", .against_kv_dtype = "f32"};
     for (size_t i = 0; i < N_FIELDS; i++) {
         double *d = slot(&p, FIELDS[i].at);
@@ -208,6 +221,10 @@ static mla_status check_whole(const mla_policy *p, mla_err *err)
     if (!isnan(p->min_sequences) && isnan(p->gpu_memory))
         return mla_fail(err, MLA_EFORMAT, "capacity.min_sequences: expected gpu_memory beside it");
     if (p->int32_slots && isnan(p->gpu_memory)) return mla_fail(err, MLA_EFORMAT, "capacity.int32_slots: expected gpu_memory beside it");
+    if (p->layers && isnan(p->max_layer_error)) return mla_fail(err, MLA_EFORMAT, "layers.max_error: missing");
+    if (p->paths && !p->n_check) return mla_fail(err, MLA_EFORMAT, "paths.check: missing");
+    for (size_t i = 0; i < p->n_consumer; i++)
+        if (!mla_consumer_find(p->consumer[i])) return mla_fail(err, MLA_EFORMAT, "receipts.consumers[%zu]: no such engine", i);
     for (size_t i = 0; i < N_SECTIONS; i++)
         if (SECTIONS[i].flag != SIZE_MAX && *(const bool *)((const char *)p + SECTIONS[i].flag)) return MLA_OK;
     return mla_fail(err, MLA_EFORMAT, "no section to judge: a policy without rules would pass everything");

@@ -24,13 +24,15 @@ typedef struct { /* a stratum of the parity report and what it must reach */
 /* Numbers that were not given are NAN: the rule is not in the policy. Switches default to off. */
 typedef struct {
     char name[64], sha256[65]; /* of the policy's text */
-    bool receipts, scales, selfcheck, parity, capacity; /* sections that stand there */
+    bool receipts, scales, selfcheck, parity, paths, mtp, capacity, layers; /* sections that stand there */
 
     char kv_dtype[8], precision[16], against_kv_dtype[8]; /* run */
 
     bool values;          /* receipts: decode every weight */
     bool base;            /* receipts: --against is the base that the receipt names */
     bool base_unchanged;  /* receipts: every weight file of --against is in the model, byte for byte */
+    char consumer[MLA_POLICY_LIST][16]; /* receipts: engines whose loading of KV scales is replayed (consumers.h) */
+    size_t n_consumer;
     bool tokenizer;       /* receipts: the references were recorded with the model's own tokenizer */
 
     bool scales_required; /* scales: every cached layer has a stored scale */
@@ -44,6 +46,16 @@ typedef struct {
     size_t context[MLA_POLICY_LIST], n_context; /* greedy answers after prompts of these lengths, against --against */
     mla_policy_stratum stratum[MLA_POLICY_LIST];
     size_t n_stratum;
+
+    char check[MLA_POLICY_LIST][16]; /* paths */
+    size_t n_check, path_cases, path_tokens;
+    double max_first_logprob, max_fp8_kld;
+
+    size_t drafts;        /* mtp */
+    double max_acceptance_loss;
+    size_t mtp_cases, mtp_tokens;
+
+    double max_layer_error; /* layers: relative error of a layer's attention output on the base's inputs */
 
     double max_kv_bytes, max_kv_ratio; /* capacity */
     double gpu_memory, min_sequences;

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "io/json.h"
+#include "verify/stats.h"
 
 /* Verdict of a rule that has nothing to judge in this model (a split of one latent group): told, counts for nothing. */
 #define MLA_NOT_APPLICABLE "not applicable"
@@ -21,6 +22,8 @@ double mla_doc_num(const mla_jv *o, const char *key);
 const char *mla_doc_str(const mla_jv *o, const char *key, const char *def);
 /* Text of a name or message on one line: control characters become '?'. */
 void mla_doc_line(mla_str *out, const char *s);
+/* Adds {name, verdict, reason} to a document's "gates"; returns the new object, for figures. */
+mla_jv *mla_doc_gate(mla_jv *gates, const char *name, mla_verdict v, const char *fmt, ...) MLA_PRINTF(4, 5);
 /* Text without the path of folder dir: a report names no folder of this machine. Caller frees; NULL: no memory. */
 char *mla_doc_local(const char *s, size_t n, const char *dir);
 #endif

@@ -25,6 +25,21 @@ void mla_doc_line(mla_str *out, const char *s)
     }
 }
 
+mla_jv *mla_doc_gate(mla_jv *gates, const char *name, mla_verdict v, const char *fmt, ...)
+{
+    mla_str s = MLA_STR_MAX(2048);
+    va_list ap;
+    va_start(ap, fmt);
+    mla_str_vprintf(&s, fmt, ap);
+    va_end(ap);
+    mla_jv *o = mla_jv_add_obj(gates);
+    mla_jv_set_str(o, "name", name);
+    mla_jv_set_str(o, "verdict", mla_verdict_name(v));
+    mla_jv_set_str(o, "reason", mla_str_c(&s));
+    mla_str_free(&s);
+    return o;
+}
+
 char *mla_doc_local(const char *s, size_t n, const char *dir)
 {
     size_t d = strlen(dir);

@@ -82,10 +82,7 @@ static mla_verdict put_gate(mla_jv *gates, const char *name, const tally *t)
     mla_str s = MLA_STR_MAX(512);
     mla_str_printf(&s, "%zu of %zu cases within the bound (largest error %.3g of it)", t->ran - t->failed, t->ran, t->worst);
     if (t->skipped) mla_str_printf(&s, "; %zu not run: no memory for the pool", t->skipped);
-    mla_jv *g = mla_jv_add_obj(gates);
-    mla_jv_set_str(g, "name", name);
-    mla_jv_set_str(g, "verdict", mla_verdict_name(v));
-    mla_jv_set_str(g, "reason", mla_str_c(&s));
+    mla_doc_gate(gates, name, v, "%s", mla_str_c(&s));
     mla_str_free(&s);
     return v;
 }

@@ -21,7 +21,8 @@ policy() { # sections: a policy around them
 }
 whole='"receipts": {"base": true, "base_unchanged": true, "tokenizer": true}, "scales": {}, "selfcheck": {}, "parity": {"min_agreement": 0.95, "aa_positions": 32,
 "max_kld": 0.001, "max_ppl_ratio": 1.01, "rows": 2, "row_tokens": 64, "contexts": [48], "answer_tokens": 8, "strata": [{"by": "context",
-"min_agreement": 0.9, "min_positions": 50}, {"by": "kind", "is": "forced", "min_agreement": 0.9}]}, "capacity": {"max_kv_ratio": 1}'
+"min_agreement": 0.9, "min_positions": 50}, {"by": "kind", "is": "forced", "min_agreement": 0.9}]}, "layers": {"max_error": 0.001}, "paths": {"check": ["chunked", "prefix",
+"batch", "threads", "split"], "cases": 2, "tokens": 72}, "mtp": {"drafts": 2, "cases": 1, "tokens": 12}, "capacity": {"max_kv_ratio": 1}'
 policy "$whole"
 gate() { # all files that a gate can write, then more arguments
     run "$v" gate "$TMP/policy.json" "$TMP/built" --out "$TMP/v.json" --junit "$TMP/v.xml" --markdown "$TMP/v.md" --svg "$TMP/svg" --quiet "$@"
@@ -38,6 +39,7 @@ gate --reference "$TMP/own.json" --reference "$TMP/few.json" --against "$m" --js
 rc_is 0 'full-rank retrofit'
 files there 'full-rank retrofit'
 for t in '"schema": "mla-gate/1"' '"verdict": "pass"' '"name": "parity: agreement at confident positions"' '"threshold": 0.95' \
+    '"name": "paths: prefix"' '"name": "mtp: answers with 2 drafts"' '"name": "layers: mixer outputs"' '"not applicable"' \
     '"name": "receipts: base weights"' '"name": "capacity: KV bytes over the base'; do has out "$t" 'full-rank retrofit'; done
 lacks out "$TMP" 'full-rank retrofit'
 lacks out "$ROOT" 'full-rank retrofit'
@@ -118,6 +120,8 @@ refuse '"parity": {"min_agrement": 0.9}' 'parity.min_agrement: unknown field'
 refuse '"party": {}' 'party: unknown section'
 refuse '"parity": {"min_agreement": 1}' 'parity.min_agreement: expected 0 to'
 refuse '"parity": {"strata": [{"by": "context"}]}' 'strata[0]: expected "by" and "min_agreement"'
+refuse '"paths": {"check": ["cached"]}' 'paths.check[0]: expected one of'
+refuse '"layers": {}' 'layers.max_error: missing'
 refuse '"run": {}' 'no section to judge'
 for f in "$ROOT"/configs/gate-*.json; do
     run "$v" gate "$f" "$TMP/none" --quiet

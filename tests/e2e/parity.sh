@@ -57,6 +57,14 @@ for t in '"kld": {' '"mean": ' '"p99": ' '"ratio": ' '"by_position": ['; do has 
 run "$v" parity "$m" --against "$m" --rows 1 --row-tokens 64 --max-kld 0 --kv-dtype bf16 --quiet
 rc_is 1 'a KLD limit of zero'
 
+# paths of a server
+run "$v" parity "$m" --reference "$TMP/few.json" --min-agreement 0 --paths chunked --paths mtp --path-tokens 72 --quiet
+rc_is 0 'paths'
+has out 'paths: chunked: ' 'paths'
+has out 'mtp: answers with 4 drafts: ' 'paths'
+run "$v" parity "$m" --reference "$TMP/few.json" --paths cached
+rc_is 2 'an unknown path'
+
 run "$v" parity "$m"
 rc_is 2 'nothing to compare with'
 run "$v" parity "$m" --reference "$TMP/own.json" --corpus "$eval_text"

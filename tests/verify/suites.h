@@ -12,4 +12,5 @@ Suite *suite_inspect(void);
 Suite *suite_parity(void);
 Suite *suite_selfcheck(void);
 Suite *suite_gate(void);
+Suite *suite_paths(void);
 #endif
