@@ -42,6 +42,15 @@ mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, m
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err);
 static inline size_t pad256(size_t n) { return (n + 255) & ~(size_t)255; }
 
+struct AttnP;
+/* Attention with bf16 products (attn_bf16.cu). */
+bool attn_bf16_fits(const mla_attn_args *a);
+size_t attn_bf16_bytes(const mla_attn_args *a);
+mla_status attn_bf16(mla_cuda *c, const mla_attn_args *a, const AttnP *p, char *scratch, mla_err *err);
+/* The same of a few tokens over cached latents (attn_decode.cu). */
+bool attn_decode_fits(const mla_attn_args *a);
+mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err);
+
 mla_status cu_weight_new(mla_backend *, mla_weight **, const mla_weight_desc *, mla_err *);
 void cu_weight_free(mla_backend *, mla_weight *);
 size_t cu_weight_bytes(const mla_weight *);

@@ -11,6 +11,7 @@
 #include "cuda/check.cuh"
 #include "cuda/decode_dev.cuh"
 #include "cuda/decode_sm90.cuh"
+#include "cuda/tmap.cuh"
 
 enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256 };
 
@@ -155,15 +156,17 @@ static Choice choose(const mla_decode *d)
             best.tiles = tiles;
         }
     if (!best.k) return best;
-    const int kb = best.k->lat / 64 + best.k->rb, per_page = best.k->lat / (best.k->fp8 ? 128 : 64) + best.k->rb;
-    const DecodeSmem fixed(best.k->n, kb, 0, best.k->solo);
-    best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (BOX + 16));
-    best.rows8 = best.k->solo && decode_rows8(best.k->lat, best.k->rb, best.k->n, best.k->solo, best.k->fp8);
-    if (best.k->solo && (best.k->fp8 || best.rows8)) best.slots -= best.slots % per_page;
-    best.smem = DecodeSmem(best.k->n, kb, best.slots, best.k->solo).bytes + 1024;
-    if (best.slots < per_page - best.k->drop + (best.k->drop ? 1 : 0) || per_page + best.k->drop >= 3 * best.slots) best.k = NULL;
-    const int sms = device_attr(cudaDevAttrMultiProcessorCount);
-    best.parts = sms / (best.tiles * (int)d->groups) > 0 ? sms / (best.tiles * (int)d->groups) : 1;
+    const DecodeKernel *k = best.k;
+    const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
+    best.rows8 = k->solo && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
+    const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + k->rb;
+    const DecodeSmem fixed(k->n, kb, 0, k->solo, unit, k->cl);
+    best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16));
+    if (k->solo && k->fp8) best.slots -= best.slots % per_page;
+    best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
+    const int sms = device_attr(cudaDevAttrMultiProcessorCount), blocks = best.tiles * (int)d->groups * k->cl;
+    best.parts = sms / blocks > 0 ? sms / blocks : 1;
+    if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
     if (d->max_parts && (size_t)best.parts > d->max_parts) best.parts = (int)d->max_parts;
     return best;
 }
@@ -212,32 +215,17 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
     return cu_ok(cudaGetLastError(), "decode: plan", err);
 }
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* (pages, 64, row) with boxes of 64 tokens x `box` elements; groups: instead (pages, groups of 64 elements, 64, row) with
  * boxes of 8 tokens x all groups. */
 static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_decode_part *part, unsigned box, bool swizzle,
                              size_t groups, mla_err *err)
 {
-    void *fn = NULL;
-    cudaDriverEntryPointQueryResult found;
-    mla_status st = cu_ok(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found),
-                          "decode: tensor map entry point", err);
-    if (st) return st;
     const size_t el = d->cache == MLA_BF16 ? 2 : 1;
-    const cuuint64_t row = (cuuint64_t)part->stride, page = row * el * MLA_DECODE_PAGE;
-    const cuuint64_t dims[4] = {row, MLA_DECODE_PAGE, groups ? groups : d->pages, d->pages};
-    const cuuint64_t strides[3] = {row * el, groups ? 64 * el : page, page};
-    const cuuint32_t boxd[4] = {box, groups ? 8u : (cuuint32_t)MLA_DECODE_PAGE, (cuuint32_t)(groups ? groups : 1), 1}, es[4] = {1, 1, 1, 1};
-    const CUresult r = ((encode_fn)fn)(m, el == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, groups ? 4 : 3,
-                                       (void *)part->base, dims, strides, boxd, es, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                       swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return r == CUDA_SUCCESS ? MLA_OK
-                             : mla_fail(err, MLA_EINVAL, "decode: tensor map of %zu pages, row stride %lld: driver error %d",
-                                        d->pages, (long long)part->stride, (int)r);
+    const uint64_t row = (uint64_t)part->stride, page = row * el * MLA_DECODE_PAGE;
+    TensorBox b = {3, (int)el, {row, MLA_DECODE_PAGE, d->pages}, {row * el, page}, {box, MLA_DECODE_PAGE, 1}, swizzle};
+    if (groups)
+        b = TensorBox{4, (int)el, {row, MLA_DECODE_PAGE, groups, d->pages}, {row * el, 64 * el, page}, {box, 8, (uint32_t)groups, 1}, swizzle};
+    return tensor_box_map(m, part->base, &b, "decode", err);
 }
 
 static DecodeRows rows_of(const mla_decode_rows *r)
@@ -289,22 +277,24 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     p.po = (float *)(ws + w.po), p.plse = (float *)(ws + w.plse);
     CUtensorMap mc = {}, mr = {};
     const bool fp8 = d->cache == MLA_F8_E4M3;
-    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 : 0, err);
+    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 / (size_t)c.k->cl : 0, err);
     if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, c.rows8 ? (size_t)c.k->rb : 0, err);
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;
     void *args[] = {&mc, &mr, &p};
-    const dim3 grid((unsigned)c.parts, (unsigned)c.tiles, (unsigned)d->groups);
-    cudaLaunchAttribute overlap = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    const dim3 grid((unsigned)(c.parts * c.k->cl), (unsigned)c.tiles, (unsigned)d->groups);
+    cudaLaunchAttribute attrs[2] = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
+    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[1].id = cudaLaunchAttributeClusterDimension;
+    attrs[1].val.clusterDim.x = (unsigned)c.k->cl, attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid, cfg.blockDim = dim3((unsigned)c.k->wgs * 128 + 128), cfg.dynamicSmemBytes = c.smem;
-    cfg.stream = stream, cfg.attrs = &overlap, cfg.numAttrs = 1;
+    cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
     cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)p.rows, (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
-    cfg.dynamicSmemBytes = 0;
+    cfg.dynamicSmemBytes = 0, cfg.numAttrs = 1;
     return cu_ok(cudaLaunchKernelEx(&cfg, merge_parts, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);
 }

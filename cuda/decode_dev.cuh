@@ -46,6 +46,7 @@ struct DecodeKernel {
     int wgs;  /* consumer warpgroups */
     int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair */
     int drop;
+    int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */

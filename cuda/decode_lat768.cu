@@ -2,9 +2,9 @@
 #include "cuda/decode_pair.cuh"
 #include "cuda/decode_solo.cuh"
 
-#define SOLO(N, RB, FP8, NW) {768, N, RB, FP8, NW, NW, 0, (const void *)decode_solo<768, N, RB, FP8, NW, false>}
-#define ROWS(N, RB, FP8, NW) {768, N * NW, RB, FP8, NW, 1, 0, (const void *)decode_solo<768, N, RB, FP8, NW, true>}
-#define PAIR(N, RB, FP8, DROP) {768, N, RB, FP8, 2, 0, DROP, (const void *)decode_pair<768, N, RB, FP8, DROP>}
+#define SOLO(N, RB, FP8, NW) {768, N, RB, FP8, NW, NW, 0, 1, (const void *)decode_solo<768, N, RB, FP8, NW, false, 1>}
+#define ROWS(N, RB, FP8, NW) {768, N * NW, RB, FP8, NW, 1, 0, 1, (const void *)decode_solo<768, N, RB, FP8, NW, true, 1>}
+#define PAIR(N, RB, FP8, DROP) {768, N, RB, FP8, 2, 0, DROP, 1, (const void *)decode_pair<768, N, RB, FP8, DROP>}
 extern const DecodeKernel mla_decode_k768[] = {
     SOLO(16, 1, false, 2),
     SOLO(16, 1, true, 2),

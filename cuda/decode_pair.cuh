@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(CONSUMERS + 128, 1)
     grid_wait();
     if (threadIdx.x >= CONSUMERS) {
         regs_shrink<24>();
-        if (threadIdx.x < CONSUMERS + 32) produce<LAT, RB, FP8, DROP, false>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < CONSUMERS + 32) produce<LAT, RB, FP8, DROP, false, 1>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<240>();
         consume<LAT, N, RB, FP8, DROP>(d, smem, sm);

@@ -25,27 +25,29 @@ enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
     uint32_t ring, q, p, ex, red, colscale, limit, bars, bytes;
-    /* solo: number of warpgroups that work alone; 0: a pair with an exchange area. */
-    __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo)
+    /* solo: number of warpgroups that work alone; 0: a pair with an exchange area. unit: bytes of a ring slot. cl: blocks
+     * of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
+    __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
         : ring(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), bars(0), bytes(0)
     {
         ring = 0;
-        q = ring + (uint32_t)slots * BOX;
+        q = ring + (uint32_t)(slots * unit);
         p = q + (uint32_t)(kboxes * N * 128);
         ex = p + (uint32_t)(N * 128 * (solo ? solo : 1));
-        red = ex + (solo ? 0 : (uint32_t)N * 256);
+        red = ex + (solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
         colscale = red + (uint32_t)(N * (solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
         bars = limit + (uint32_t)N * 4;
-        bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot, then the order barriers */
+        bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot, the order barriers, the exchange barriers */
     }
 };
 
-/* bf16 pages in memory order: a page is one unit of the ring, fetched 8 tokens at a time (each a contiguous piece of the
- * pool), and its 8-row groups lie a whole row of boxes apart. Needs two pages in the ring. */
-static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, int solo, bool fp8)
+/* bf16 pages in memory order: a slot of the ring holds 16 tokens (one warp's share of a page's keys), fetched 8 at a time
+ * (each a contiguous piece of the pool), so 8-row groups lie a whole row of boxes apart. Needs a page and a half. */
+static __host__ __device__ constexpr int decode_unit(int lat, int rb) { return (lat / 64 + rb) * 2048; }
+static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, int solo, bool fp8, int cl)
 {
-    return !fp8 && DecodeSmem(nt, lat / 64 + rb, 2 * (lat / 64 + rb), solo).bytes + 1024 <= SMEM_MAX;
+    return !fp8 && DecodeSmem(nt, lat / 64 + rb, 6, solo, decode_unit(lat, rb), cl).bytes + 1024 <= SMEM_MAX;
 }
 
 #ifdef MLA_HOPPER
@@ -125,7 +127,7 @@ static __device__ __noinline__ Raw8 load8_unaligned(const void *p, bool f32, siz
  * 8 values a thread at a time. FP8: f16 after an exact power of two that brings the row's largest value near 2^8, so
  * that f16 neither overflows nor flushes; values are permuted within 64 as the fragments of the cache are. */
 template <int LAT, int N, int RB, bool FP8, int WARPS>
-static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len)
+static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0)
 {
     constexpr int CHUNKS = LAT / 8 + RB * 8, T = WARPS * 32, ITEMS = (N * CHUNKS + T - 1) / T, BATCH = ITEMS < 8 ? ITEMS : 8;
     float *colscale = (float *)(smem + sm.colscale);
@@ -135,7 +137,7 @@ static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, cons
         const int n = threadIdx.x, row = blockIdx.y * N + n, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
         limit[n] = row < d.rows ? min(len, len - d.s_q + t + 1) : -1; /* negative: not a row; made positive below */
         colscale[n] = FP8 ? 0.f : d.scale;                           /* FP8: the row's largest magnitude first */
-        offset[2 * n] = b * d.q.b + t * d.q.t + h * d.q.h;
+        offset[2 * n] = b * d.q.b + t * d.q.t + h * d.q.h + lat0;
         offset[2 * n + 1] = b * d.q2.b + t * d.q2.t + h * d.q2.h;
         seg[n] = (int)((unsigned)h * (unsigned)d.rope_heads / (unsigned)d.H) * d.rope;
     }
@@ -192,7 +194,7 @@ static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, cons
 }
 
 /* The copying warp: pages of the block's share, box by box, as slots come free. */
-template <int LAT, int RB, bool FP8, int DROP, bool ROWS8>
+template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
                                const DecodeSmem &sm)
 {
@@ -200,8 +202,8 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     const int lane = threadIdx.x & 31;
     const uint64_t policy = evict_first_policy();
     const uint32_t full = base + sm.bars, empty = full + d.slots * 8;
-    const int2 from = d.begin[blockIdx.x], to = d.begin[blockIdx.x + 1];
-    const int col = d.lat_col + blockIdx.z * LAT;
+    const int2 from = d.begin[blockIdx.x / CL], to = d.begin[blockIdx.x / CL + 1];
+    const int col = d.lat_col + (blockIdx.z * CL + (CL > 1 ? cluster_rank() : 0)) * LAT;
     int slot = 0;
     uint32_t phase = 0;
     for (int b = from.x; b <= to.x && b < d.B; b++) {
@@ -211,18 +213,17 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
             const int m = min(32, i1 - at);
             for (int i = 0; i < m; i++) {
                 const int page = __shfl_sync(~0u, mine, i);
-                if (ROWS8) {
-                    const uint32_t at = base + sm.ring + slot * BOX, bar = full + slot * 8;
+                for (int x = 0; ROWS8 && x < 4; x++) {
+                    const uint32_t at = base + sm.ring + slot * decode_unit(LAT, RB), bar = full + slot * 8;
                     if (lane == 0) {
                         mbar_wait(empty + slot * 8, phase ^ 1);
-                        mbar_expect(bar, (NB + RB) * BOX);
-                        for (int g = 0; g < 8; g++) {
-                            tma_box4(at + g * (NB + RB) * 1024, mc, bar, policy, col, 8 * g, 0, page);
-                            if (RB) tma_box4(at + (g * (NB + RB) + NB) * 1024, mr, bar, policy, d.rope_col, 8 * g, 0, page);
+                        mbar_expect(bar, decode_unit(LAT, RB));
+                        for (int g = 0; g < 2; g++) {
+                            tma_box4(at + g * (NB + RB) * 1024, mc, bar, policy, col, 16 * x + 8 * g, 0, page);
+                            if (RB) tma_box4(at + (g * (NB + RB) + NB) * 1024, mr, bar, policy, d.rope_col, 16 * x + 8 * g, 0, page);
                         }
                     }
-                    slot += NB + RB;
-                    if (slot == d.slots) slot = 0, phase ^= 1;
+                    if (++slot == d.slots) slot = 0, phase ^= 1;
                 }
                 for (int x = 0; !ROWS8 && x < NB + RB + DROP; x++) {
                     if (lane == 0) {

@@ -2,39 +2,40 @@
  * takes its softmax. Each keeps a whole O for its N query rows.
  * SPLIT = false: they share the rows and take every NW-th page; at the end of a sequence (or of the block's part of it)
  * warpgroup 0 gathers the sums through the space of the queries.
- * SPLIT = true: each has N rows of its own (NW N per block) and reads every page. */
+ * SPLIT = true: each has N rows of its own (NW N per block) and reads every page.
+ * CL = 2: two blocks of a cluster share the pages, each with half of the latents (LAT): warpgroups exchange their sums of
+ * S with their twins in the other block and take the same softmax; each block writes its half of O. The rotary box goes
+ * to both, each multiplies half of it. */
 #ifndef MLA_CUDA_DECODE_SOLO_CUH
 #define MLA_CUDA_DECODE_SOLO_CUH
 #include "cuda/decode_sm90.cuh"
 
 #ifdef MLA_HOPPER
-template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct Solo {
+    static_assert(CL == 1 || (CL == 2 && RB == 1), "a cluster halves one rotary box");
     static constexpr int NB = FP8 ? LAT / 128 : LAT / 64, PER = NB + RB, TILES = LAT / 64, NC = N / 4, ALL = NW * 128,
                          NT = SPLIT ? NW * N : N; /* query rows of the block */
-    static constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, SPLIT ? 1 : NW, FP8);
+    static constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, SPLIT ? 1 : NW, FP8, CL);
     static constexpr uint32_t GROUP = ROWS8 ? PER * 1024 : 1024; /* bytes between 8-token groups of a box */
-    using RingPos = RingPosOf<FP8 || ROWS8 ? 0 : 1>;             /* 0: the ring is a whole number of pages */
+    static constexpr int UNIT = ROWS8 ? decode_unit(LAT, RB) : BOX, UNITS = ROWS8 ? 4 : PER; /* a ring slot; slots of a page */
+    using RingPos = RingPosOf<FP8 ? 0 : 1>;                      /* 0: the ring is a whole number of pages */
     const DecodeP &d;
     char *smem;
     uint32_t base;
     DecodeSmem sm;
-    int wg, w, lane, g, c, t;
+    int wg, w, lane, g, c, t, rank;
     float acc[TILES][N / 2], m[NC], l[NC];
     RingPos pos;
-    uint32_t turns; /* parity of this warpgroup's next turn */
+    uint32_t turns, swaps; /* parity of this warpgroup's next turn; exchanges so far */
 
     __device__ __forceinline__ Solo(const DecodeP &d_, char *smem_, const DecodeSmem &sm_)
-        : d(d_), smem(smem_), base(smem_u32(smem_)), sm(sm_), pos{0, 0}, turns(0)
+        : d(d_), smem(smem_), base(smem_u32(smem_)), sm(sm_), pos{0, 0}, turns(0), swaps(0)
     {
+        rank = CL > 1 ? (int)cluster_rank() : 0;
         wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), t = threadIdx.x & 127, w = __shfl_sync(~0u, t >> 5, 0);
         lane = t & 31, g = lane >> 2, c = lane & 3;
     }
-    __device__ __forceinline__ uint32_t slot_addr(RingPos r) const { return base + sm.ring + r.slot * BOX; }
-    /* Descriptor low word of a page's bf16 box. */
-    __device__ __forceinline__ uint32_t box_lo(int box) const
-    {
-        return ROWS8 ? wgmma_lo(slot_addr(pos)) + (uint32_t)(box * 64) : wgmma_lo(slot_addr(pos.at(box, d.slots)));
-    }
+    __device__ __forceinline__ uint32_t slot_addr(RingPos r) const { return base + sm.ring + r.slot * UNIT; }
     __device__ __forceinline__ void wait_full(RingPos r) const { mbar_wait(base + sm.bars + r.slot * 8, r.phase); }
     __device__ __forceinline__ void release(RingPos r) const
     {
@@ -71,36 +72,103 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const RingPos r = pos.at(rope ? NB + h - LAT / 64 : h >> 1, d.slots);
             const uint32_t at = slot_addr(r);
             const uint32_t lo = rope ? at + row * 64 + c * 16 : at + row * 128 + ((((h & 1) * 4 + c) ^ sw) << 4);
-            qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_box(h), h == 0);
+            if (rope && CL > 1) qk_fp8_row<N, 2>(s, a, lo + rank * 8, lo + 8 * 64 + rank * 8, q_box(h) + rank * 4, false);
+            else qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_box(h), h == 0);
         }
         wgmma_wait<0>();
         wgmma_pin(s);
 #pragma unroll
         for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
     }
-    __device__ __forceinline__ void qk_bf16_page(float (&s)[N / 2])
+    /* Box by box as they arrive; whoever comes next may look at the ring once the last has. */
+    __device__ __forceinline__ void qk_boxes(float (&s)[N / 2], bool last)
     {
+        wgmma_pin(s);
+        wgmma_fence();
 #pragma unroll
-        for (int h = 0; h < PER; h++) {
-            if (h == 0) wgmma_pin(s);
-            if (h == 0) wgmma_fence();
-            qk_bf16<N, 4, GROUP>(s, box_lo(h), q_box(h));
+        for (int h = 0; h < NB; h++) {
+            const RingPos r = pos.at(h, d.slots);
+            wait_full(r);
+            qk_bf16<N, 4>(s, wgmma_lo(slot_addr(r)), q_box(h));
         }
+#pragma unroll
+        for (int h = NB; h < PER; h++) {
+            const RingPos r = pos.at(h, d.slots);
+            wait_full(r);
+            qk_bf16<N, 4 / CL>(s, wgmma_lo(slot_addr(r)) + rank * 4, q_box(h) + rank * 4);
+        }
+        pass_turn(last);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(s);
 #pragma unroll
-        for (int i = 0; i < RB && !ROWS8; i++) release(pos.at(NB + i, d.slots));
+        for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
+    }
+    /* Each warp's 16 tokens lie in a slot of their own and come through registers, BATCH k-steps at a time: one batch is
+     * fetched while the one before is multiplied. */
+    __device__ __forceinline__ void qk_rows8(float (&s)[N / 2])
+    {
+        constexpr int BATCH = NW > 2 ? 2 : 4, FULL = (PER * 4 - (CL > 1 ? 4 : 0)) / BATCH, ALL_B = FULL + (CL > 1 ? 1 : 0);
+        static_assert(CL == 1 || BATCH == 4, "the rotary half is one batch");
+        const int r8 = lane & 7, hi = lane >> 4;
+        const uint32_t at = slot_addr(pos.at(w, d.slots)) + ((lane >> 3) & 1) * GROUP + r8 * 128;
+        uint32_t a[2][BATCH][4];
+        auto steps = [&](int b) { return b < FULL ? BATCH : 2; };
+        auto step = [&](int b, int i) { return b < FULL ? b * BATCH + i : FULL * BATCH + 2 * rank + i; }; /* k-step of 16 */
+        auto fetch = [&](int b) {
+#pragma unroll
+            for (int i = 0; i < steps(b); i++) {
+                const int k = step(b, i);
+                ldmatrix4(a[b & 1][i], at + (k >> 2) * 1024 + (((2 * (k & 3) + hi) ^ r8) << 4));
+            }
+        };
+        fetch(0);
+        wgmma_pin(s);
+#pragma unroll
+        for (int b = 0; b < ALL_B; b++) {
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < steps(b); i++) {
+                const int k = step(b, i);
+                Wgmma<N>::template rs<false>(s, a[b & 1][i], wgmma_at(q_box(0) + (uint32_t)((k >> 2) * NT * 8 + (k & 3) * 2), 0));
+            }
+            wgmma_commit();
+            if (b + 1 == ALL_B) break;
+            if (b) wgmma_wait<1>();
+            fetch(b + 1);
+        }
+        wgmma_wait<0>();
+        wgmma_pin(s);
+    }
+
+    /* The other block's sum over its latents is added; both blocks get the same bits. */
+    __device__ __forceinline__ void exchange(float (&s)[N / 2])
+    {
+        const uint32_t which = wg * 2 + (swaps & 1), buf = base + sm.ex + which * (N * 256) + t * 16,
+                       bar = base + sm.bars + (2 * d.slots + NW + which) * 8, there = cluster_addr(buf, rank ^ 1),
+                       bar_there = cluster_addr(bar, rank ^ 1);
+        if (t == 0) mbar_expect(bar, N * 256);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) cluster_put(there + i * 2048, bar_there, s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+        mbar_wait(bar, (swaps >> 1) & 1);
+        swaps++;
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) {
+            float4 v;
+            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(buf + i * 2048) : "memory");
+            s[4 * i] += v.x, s[4 * i + 1] += v.y, s[4 * i + 2] += v.z, s[4 * i + 3] += v.w;
+        }
     }
 
     __device__ __forceinline__ void zero_tail(int valid) const
     {
 #pragma unroll 1
-        for (int b = 0; b < NB; b++) {
-            const uint32_t at = sm.ring + (ROWS8 ? pos.slot * BOX + b * 1024 : pos.at(b, d.slots).slot * BOX);
-            for (int i = valid * 8 + t; i < 64 * 8; i += 128)
-                *(uint4 *)(smem + at + (i >> 6) * GROUP + (i & 63) * 16) = make_uint4(0, 0, 0, 0);
-        }
+        for (int b = 0; b < NB; b++)
+            for (int i = valid * 8 + t; i < 64 * 8; i += 128) {
+                const int q = i >> 7; /* 16 tokens */
+                const uint32_t at = ROWS8 ? pos.at(q, d.slots).slot * UNIT + (i >> 6 & 1) * GROUP + b * 1024 : pos.at(b, d.slots).slot * UNIT + (i >> 6) * 1024;
+                *(uint4 *)(smem + sm.ring + at + (i & 63) * 16) = make_uint4(0, 0, 0, 0);
+            }
     }
 
     __device__ __forceinline__ void pv_load(uint32_t (&v)[4], uint32_t at, int ks) const
@@ -145,21 +213,23 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
 #pragma unroll
         for (int j = 0; j < TILES; j++) wgmma_pin(acc[j]);
         wgmma_fence();
+        constexpr int OUTER = ROWS8 ? 4 : NB, INNER = ROWS8 ? NB : 4; /* slots are released one by one */
 #pragma unroll
-        for (int i = 0; i < NB; i++) {
+        for (int o = 0; o < OUTER; o++) {
+            const uint32_t at = wgmma_lo(slot_addr(pos.at(o, d.slots)));
 #pragma unroll
-            for (int ks = 0; ks < 4; ks++)
-                Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at<GROUP>(box_lo(i), ks * 2 * GROUP), wgmma_at(p_box(), ks * 32));
-            if (ROWS8) continue;
+            for (int i = 0; i < INNER; i++) {
+                const int box = ROWS8 ? i : o, ks = ROWS8 ? o : i;
+                Wgmma<N>::template ss<false, 1>(acc[box], wgmma_at<GROUP>(at, ROWS8 ? box * 1024 : ks * 2048), wgmma_at(p_box(), ks * 32));
+            }
             wgmma_commit();
-            if (i) {
+            if (o) {
                 wgmma_wait<1>();
-                release(pos.at(i - 1, d.slots));
+                release(pos.at(o - 1, d.slots));
             }
         }
-        if (ROWS8) wgmma_commit();
         wgmma_wait<0>();
-        release(ROWS8 ? pos : pos.at(NB - 1, d.slots));
+        release(pos.at(OUTER - 1, d.slots));
     }
 
     /* Over the 8 lanes g of each warp (max or sum), then the warps' results into red; ends with the warpgroup's barrier.
@@ -257,14 +327,18 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     __device__ __forceinline__ void page(int blk, int len, int min_limit, bool first, bool last)
     {
         take_turn(first);
-#pragma unroll
-        for (int i = 0; i < (ROWS8 ? 1 : PER); i++) wait_full(pos.at(i, d.slots));
-        pass_turn(last);
         float s[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i] = 0.f;
-        if constexpr (FP8) qk_fp8(s);
-        else qk_bf16_page(s);
+        if constexpr (FP8 || ROWS8) {
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) wait_full(pos.at(i, d.slots));
+            pass_turn(last);
+            if constexpr (FP8) qk_fp8(s);
+            else qk_rows8(s);
+        } else
+            qk_boxes(s, last);
+        if constexpr (CL > 1) exchange(s);
         softmax(s, blk, len, min_limit);
         if constexpr (FP8) pv_fp8();
         else pv_bf16();
@@ -362,10 +436,10 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             if (row >= d.rows) break;
             const float4 x = *(const float4 *)(rows + n * LDH + at);
             if (!whole) {
-                *(float4 *)(d.po + ((size_t)part_slot * NT + n) * LAT + H * HALF + at) = x;
+                *(float4 *)(d.po + (((size_t)part_slot * NT + n) * CL + rank) * LAT + H * HALF + at) = x;
                 continue;
             }
-            const size_t o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + H * HALF + at;
+            const size_t o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + rank * LAT + H * HALF + at;
             store_f32((void *)d.o.p, d.o.f32, o, x.x);
             store_f32((void *)d.o.p, d.o.f32, o + 1, x.y);
             store_f32((void *)d.o.p, d.o.f32, o + 2, x.z);
@@ -386,7 +460,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
             const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
             f[k] = SPLIT ? inv : f[k] * inv;
             const int n = (SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n;
-            if (row >= d.rows || w || g || (!SPLIT && wg)) continue;
+            if (row >= d.rows || w || g || (!SPLIT && wg) || rank) continue;
             const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
             if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
             else if (d.lse) d.lse[((size_t)b * d.s_q + row / d.Hg) * d.H + blockIdx.z * d.Hg + row % d.Hg] = lse2 * 0.693147180559945f;
@@ -396,53 +470,58 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT> struct Solo {
     }
 };
 
-template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT>
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL>
 static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem, const DecodeSmem &sm)
 {
-    using S = Solo<LAT, N, RB, FP8, NW, SPLIT>;
+    using S = Solo<LAT, N, RB, FP8, NW, SPLIT, CL>;
     S k(d, smem, sm);
-    const int2 from = d.begin[blockIdx.x], to = d.begin[blockIdx.x + 1];
+    const int part = blockIdx.x / CL;
+    const int2 from = d.begin[part], to = d.begin[part + 1];
     uint32_t done = 0; /* pages of this block's earlier sequences */
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
         if (i0 >= i1) continue;
         bar_sync(BAR_ALL, S::ALL);
-        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len);
+        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT);
         fence_async_smem();
         bar_sync(BAR_ALL, S::ALL);
         k.begin();
         for (int blk = i0 + (SPLIT ? 0 : k.wg); blk < i1; blk += SPLIT ? 1 : NW) {
-            const uint32_t box = (done + (uint32_t)(blk - i0)) * S::PER;
-            k.pos.slot = (int)(box % (uint32_t)d.slots);
-            k.pos.phase = (box / (uint32_t)d.slots) & 1;
+            const uint32_t slot = (done + (uint32_t)(blk - i0)) * S::UNITS;
+            k.pos.slot = (int)(slot % (uint32_t)d.slots);
+            k.pos.phase = (slot / (uint32_t)d.slots) & 1;
             k.page(blk, len, len - d.s_q + 1, blk == i0, blk + 1 == i1);
         }
         done += (uint32_t)(i1 - i0);
         k.finish(b, i0 == 0 && i1 == n,
-                 ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 2 + (i0 > 0 ? 0 : 1));
+                 ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / CL) + part) * 2 + (i0 > 0 ? 0 : 1));
     }
 }
 #endif
 
-template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT>
+/* LAT: latents of one block. */
+template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL>
 __global__ void __launch_bounds__(NW * 128 + 128, 1)
     decode_solo(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(1024) char smem_raw[];
     char *smem = smem_1024(smem_raw);
-    const DecodeSmem sm(SPLIT ? NW * N : N, LAT / 64 + RB, d.slots, SPLIT ? 1 : NW);
+    constexpr int NT = SPLIT ? NW * N : N, ALONE = SPLIT ? 1 : NW;
+    constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, ALONE, FP8, CL);
+    const DecodeSmem sm(NT, LAT / 64 + RB, d.slots, ALONE, ROWS8 ? decode_unit(LAT, RB) : BOX, CL);
     const uint32_t base = smem_u32(smem);
     if (threadIdx.x == 0)
-        for (int i = 0; i < NW; i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
+        for (int i = 0; i < NW * (CL > 1 ? 3 : 1); i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
     init_ring(base + sm.bars, d.slots, SPLIT ? 4 * NW : 4);
+    if (CL > 1) cluster_sync();
     grid_wait();
     if (threadIdx.x >= NW * 128) {
         regs_shrink<24>();
-        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, decode_rows8(LAT, RB, SPLIT ? NW * N : N, SPLIT ? 1 : NW, FP8)>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, ROWS8, CL>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<NW == 2 ? 240 : 160>();
-        consume_solo<LAT, N, RB, FP8, NW, SPLIT>(d, smem, sm);
+        consume_solo<LAT, N, RB, FP8, NW, SPLIT, CL>(d, smem, sm);
     }
 #endif
 }

@@ -4,8 +4,9 @@
  * With u = S' k and r = S' q of the state before the token: delta = beta (v - e^g u), o = e^g r + (k . q) delta, so one
  * pass over the state per token serves both. The chunked form computes the same function; it is served by this kernel. */
 #include "cuda/be.cuh"
+#include "cuda/gdn.cuh"
 
-enum { CONV = 128, COLS = 32, GROUPS = 4, DK_MAX = 256 };
+enum { CONV = 128, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8 }; /* up to STEP_TOKENS the fused step is faster */
 
 static __device__ __forceinline__ float conv_input(const float *x, const float *state, size_t C, size_t K, size_t c, long long t)
 {
@@ -79,42 +80,95 @@ static __global__ void gdn_gates(GdnP p)
     p.beta[i] = (float)(1.0 / (1.0 + exp(-(double)p.b[i])));
 }
 
-/* Grid (columns / 32, nv). Warp w holds state rows [w R, (w+1) R), lane = column; tokens in order. */
-template <int R> static __global__ void __launch_bounds__(COLS *GROUPS) gdn_tokens(GdnP p)
+/* Tokens [t0, t0 + CHUNK) of one head into a stage of shared memory: q and k, padded with zeros to R * 8 rows; v of the
+ * block's columns; the gates. Copies are queued, stage_wait ends them. */
+template <int R> struct Stage {
+    float q[CHUNK][8 * R], k[CHUNK][8 * R], v[CHUNK][COLS], gate[CHUNK][4];
+};
+static __device__ __forceinline__ void copy4(float *dst, const float *src, bool yes)
 {
-    __shared__ float qs[2][DK_MAX], ks[2][DK_MAX], us[2][GROUPS][COLS], rs[2][GROUPS][COLS];
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, h = blockIdx.y, hk = h / (p.nv / p.nk), col = blockIdx.x * COLS + lane;
-    const bool in = col < p.dv;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(dst), bytes = yes ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(src), "r"(bytes) : "memory");
+}
+template <int R> static __device__ __forceinline__ void stage_fetch(Stage<R> &s, const GdnP &p, size_t t0, int h, int hk)
+{
     const size_t width = (size_t)2 * p.nk * p.dk + (size_t)p.nv * p.dv;
+    const int col0 = blockIdx.x * COLS;
+    for (int i = threadIdx.x; i < CHUNK * 8 * R; i += WARPS * 32) {
+        const int n = i / (8 * R), e = i % (8 * R);
+        const bool in = t0 + n < p.T && e < p.dk;
+        const size_t at = in ? ((t0 + n) * p.nk + hk) * p.dk + e : 0;
+        copy4(&s.q[n][e], p.q + at, in);
+        copy4(&s.k[n][e], p.k + at, in);
+    }
+    for (int i = threadIdx.x; i < CHUNK * COLS; i += WARPS * 32) {
+        const int n = i / COLS, e = i % COLS;
+        const bool in = t0 + n < p.T && col0 + e < p.dv;
+        copy4(&s.v[n][e], p.qkv + (in ? (t0 + n) * width + (size_t)2 * p.nk * p.dk + (size_t)h * p.dv + col0 + e : 0), in);
+    }
+    for (int i = threadIdx.x; i < CHUNK * 3; i += WARPS * 32) {
+        const int n = i / 3, e = i % 3;
+        const bool in = t0 + n < p.T;
+        const float *from = e == 0 ? p.alpha + (in ? (t0 + n) * p.nv + h : 0) : e == 1 ? p.beta + (in ? (t0 + n) * p.nv + h : 0) : p.kq + (in ? (t0 + n) * p.nk + hk : 0);
+        copy4(&s.gate[n][e], from, in);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Grid (columns / COLS, nv). A warp holds four columns of the state and needs no other: lane = 4 * row group + column, its
+ * rows are 4 group + 32 i + {0..3}. Tokens in order; the next CHUNK of them arrives meanwhile. */
+template <int R> static __global__ void __launch_bounds__(WARPS * 32) gdn_tokens(GdnP p)
+{
+    extern __shared__ __align__(16) char raw[];
+    Stage<R> *stage = (Stage<R> *)raw;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, h = blockIdx.y, hk = h / (p.nv / p.nk), rg = lane / 4, c = w * 4 + lane % 4,
+              col = blockIdx.x * COLS + c;
+    const bool in = col < p.dv;
     float *state = p.state + (size_t)h * p.dk * p.dv + col, s[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) s[r] = in && w * R + r < p.dk ? state[(size_t)(w * R + r) * p.dv] : 0.f;
-    for (size_t t = 0; t < p.T; t++) {
-        const int z = t & 1;
-        const size_t i = t * p.nk + hk;
-        for (int e = threadIdx.x; e < R * GROUPS; e += COLS * GROUPS) {
-            qs[z][e] = e < p.dk ? p.q[i * p.dk + e] : 0.f;
-            ks[z][e] = e < p.dk ? p.k[i * p.dk + e] : 0.f;
+    for (int i = 0; i < R; i++) {
+        const int row = 4 * rg + 32 * (i / 4) + i % 4;
+        s[i] = in && row < p.dk ? state[(size_t)row * p.dv] : 0.f;
+    }
+    stage_fetch(stage[0], p, 0, h, hk);
+    for (size_t t0 = 0, z = 0; t0 < p.T; t0 += CHUNK, z ^= 1) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads(); /* this chunk is here, the one before is read */
+        if (t0 + CHUNK < p.T) stage_fetch(stage[z ^ 1], p, t0 + CHUNK, h, hk);
+        const Stage<R> &x = stage[z];
+        const int n = (int)(p.T - t0 < CHUNK ? p.T - t0 : CHUNK);
+#pragma unroll 2
+        for (int t = 0; t < n; t++) {
+            float k[R], u[2] = {0.f, 0.f}, r[2] = {0.f, 0.f};
+#pragma unroll
+            for (int i = 0; i < R / 4; i++) {
+                const float4 kk = *(const float4 *)&x.k[t][4 * rg + 32 * i], qq = *(const float4 *)&x.q[t][4 * rg + 32 * i];
+                k[4 * i] = kk.x, k[4 * i + 1] = kk.y, k[4 * i + 2] = kk.z, k[4 * i + 3] = kk.w;
+                u[i & 1] = fmaf(s[4 * i + 3], kk.w, fmaf(s[4 * i + 2], kk.z, fmaf(s[4 * i + 1], kk.y, fmaf(s[4 * i], kk.x, u[i & 1]))));
+                r[i & 1] = fmaf(s[4 * i + 3], qq.w, fmaf(s[4 * i + 2], qq.z, fmaf(s[4 * i + 1], qq.y, fmaf(s[4 * i], qq.x, r[i & 1]))));
+            }
+            u[0] += u[1], r[0] += r[1];
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1) u[0] += __shfl_xor_sync(~0u, u[0], o), r[0] += __shfl_xor_sync(~0u, r[0], o);
+            const float alpha = x.gate[t][0], beta = x.gate[t][1], kq = x.gate[t][2], delta = beta * (x.v[t][c] - alpha * u[0]);
+#pragma unroll
+            for (int i = 0; i < R; i++) s[i] = fmaf(k[i], delta, alpha * s[i]);
+            if (rg == 0 && in) p.o[((t0 + t) * p.nv + h) * p.dv + col] = fmaf(kq, delta, alpha * r[0]);
         }
-        const float alpha = p.alpha[t * p.nv + h], beta = p.beta[t * p.nv + h], kq = p.kq[i];
-        const float v = in ? p.qkv[t * width + (size_t)2 * p.nk * p.dk + (size_t)h * p.dv + col] : 0.f;
-        __syncthreads();
-        float u = 0.f, r0 = 0.f;
-#pragma unroll
-        for (int r = 0; r < R; r++) u = fmaf(s[r], ks[z][w * R + r], u), r0 = fmaf(s[r], qs[z][w * R + r], r0);
-        us[z][w][lane] = u, rs[z][w][lane] = r0;
-        __syncthreads();
-        u = r0 = 0.f;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) u += us[z][g][lane], r0 += rs[z][g][lane];
-        const float delta = beta * (v - alpha * u);
-#pragma unroll
-        for (int r = 0; r < R; r++) s[r] = fmaf(ks[z][w * R + r], delta, alpha * s[r]);
-        if (w == 0 && in) p.o[(t * p.nv + h) * p.dv + col] = fmaf(kq, delta, alpha * r0);
     }
 #pragma unroll
-    for (int r = 0; r < R; r++)
-        if (in && w * R + r < p.dk) state[(size_t)(w * R + r) * p.dv] = s[r];
+    for (int i = 0; i < R; i++) {
+        const int row = 4 * rg + 32 * (i / 4) + i % 4;
+        if (in && row < p.dk) state[(size_t)row * p.dv] = s[i];
+    }
+}
+template <int R> static mla_status run_tokens(const GdnP &p, cudaStream_t stream, mla_err *err)
+{
+    const int bytes = (int)(2 * sizeof(Stage<R>));
+    mla_status st = cu_ok(cudaFuncSetAttribute(gdn_tokens<R>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "delta net: shared memory", err);
+    if (st) return st;
+    gdn_tokens<R><<<dim3(grid_of((size_t)p.dv, COLS), (unsigned)p.nv), WARPS * 32, bytes, stream>>>(p);
+    return launched("delta net", err);
 }
 
 mla_status cu_gdn(mla_backend *be, const mla_gdn_args *a, mla_err *err)
@@ -124,6 +178,11 @@ mla_status cu_gdn(mla_backend *be, const mla_gdn_args *a, mla_err *err)
         return mla_fail(err, MLA_EINVAL, "delta net: %zu value heads over %zu key heads of %zu and %zu", a->nv, a->nk, a->dk, a->dv);
     if (a->dk > DK_MAX) return mla_fail(err, MLA_EUNSUPPORTED, "delta net: key heads of %zu, at most %d", a->dk, (int)DK_MAX);
     if (!a->T) return MLA_OK;
+    const bool aligned = !(((uintptr_t)a->qkv | (uintptr_t)a->o | (uintptr_t)a->state) % 16);
+    if (a->dk == GDN_D && a->dv == GDN_D && a->T <= STEP_TOKENS && aligned) {
+        const GdnStep g = {cf32p(a->qkv), cf32p(a->a), cf32p(a->b), cf32p(a->A_log), cf32p(a->dt_bias), f32p(a->o), f32p(a->state), 1, a->T, a->nk, a->nv};
+        return gdn_step(&g, c->stream, err);
+    }
     const size_t rows = pad256(a->T * a->nk * a->dk * 4), small = pad256(a->T * a->nk * 4), gate = pad256(a->T * a->nv * 4);
     char *s;
     mla_status st = cu_scratch(c, 2 * rows + small + 2 * gate, "delta net", &s, err);
@@ -133,8 +192,5 @@ mla_status cu_gdn(mla_backend *be, const mla_gdn_args *a, mla_err *err)
               a->T, (int)a->nk, (int)a->nv, (int)a->dk, (int)a->dv};
     gdn_prepare<<<grid_of(a->T * a->nk, 4), 128, 0, c->stream>>>(p);
     gdn_gates<<<grid_of(a->T * a->nv, 256), 256, 0, c->stream>>>(p);
-    const dim3 grid(grid_of(a->dv, COLS), (unsigned)a->nv);
-    if (a->dk <= 128) gdn_tokens<32><<<grid, COLS * GROUPS, 0, c->stream>>>(p);
-    else gdn_tokens<64><<<grid, COLS * GROUPS, 0, c->stream>>>(p);
-    return launched("delta net", err);
+    return a->dk <= 128 ? run_tokens<16>(p, c->stream, err) : run_tokens<32>(p, c->stream, err);
 }

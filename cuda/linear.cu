@@ -203,9 +203,58 @@ static mla_status gemm_bf16(mla_cuda *c, const mla_weight *w, const void *x, flo
     return cublas_ok(s, "linear bf16", err);
 }
 
+/* Few tokens: a warp takes R rows of W, a lane 8 neighbouring values at a time; x is rounded on the way and comes from L1. */
+template <int T, int R>
+static __global__ void __launch_bounds__(256) linear_bf16_few(const __nv_bfloat16 *w, size_t in, size_t out, const float *x, size_t ldx, int tokens,
+                                                              float *y, size_t ldy, const float *bias, bool accumulate)
+{
+    const size_t row0 = (blockIdx.x * (size_t)8 + threadIdx.x / 32) * R;
+    const int lane = threadIdx.x % 32;
+    const uint4 *rows[R];
+    float sum[R][T] = {};
+    if (row0 >= out) return;
+    for (int r = 0; r < R; r++) rows[r] = (const uint4 *)(w + (row0 + r < out ? row0 + r : out - 1) * in);
+#pragma unroll 4
+    for (size_t i = lane; i < in / 8; i += 32) {
+        uint4 v[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) v[r] = __ldcs(rows[r] + i);
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const float4 *xt = (const float4 *)(x + (t < tokens ? t : 0) * ldx) + 2 * i, a = xt[0], b = xt[1];
+            const float e[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            float q[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) q[k] = __bfloat162float(__float2bfloat16_rn(e[k]));
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const uint32_t u[4] = {v[r].x, v[r].y, v[r].z, v[r].w};
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    sum[r][t] = fmaf(__uint_as_float(u[k] & 0xffff0000u), q[2 * k + 1], fmaf(__uint_as_float(u[k] << 16), q[2 * k], sum[r][t]));
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            for (int o = 16; o; o >>= 1) sum[r][t] += __shfl_xor_sync(~0u, sum[r][t], o);
+            if (lane == 0 && row0 + r < out && t < tokens) put(y + t * ldy + row0 + r, sum[r][t], bias ? bias + row0 + r : NULL, accumulate);
+        }
+}
+template <int T, int R> static mla_status run_few(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    linear_bf16_few<T, R><<<grid_of(w->out, 8 * R), 256, 0, c->stream>>>((const __nv_bfloat16 *)w->data, w->in, w->out, cf32p(a->x), a->ldx, (int)a->T,
+                                                                         f32p(a->y), a->ldy, a->bias ? cf32p(a->bias) : NULL, a->accumulate);
+    return launched("linear bf16", err);
+}
+
 static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
     const bool direct = !a->bias && !a->accumulate && !((uintptr_t)a->y % 16) && a->ldy % 4 == 0;
+    if (a->T <= 8 && w->in == w->in8 && a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0)
+        return a->T == 1 ? run_few<1, 2>(c, w, a, err) : a->T == 2 ? run_few<2, 2>(c, w, a, err) : a->T <= 4 ? run_few<4, 4>(c, w, a, err) : run_few<8, 4>(c, w, a, err);
     const size_t ld = (w->out + 3) / 4 * 4, xb = pad256(a->T * w->in8 * 2);
     char *s;
     mla_status st = cu_scratch(c, xb + (direct ? 0 : a->T * ld * 4), "linear bf16", &s, err);

@@ -180,7 +180,8 @@ mla_status cu_eigh(mla_backend *be, double *a, double *w, size_t n, mla_err *err
         double *A = (double *)s, *V = (double *)(s + mat), *t = (double *)(s + 2 * mat), *W = (double *)(s + 3 * mat);
         int *d_info = (int *)(s + 3 * mat + vec);
         host.resize(host_bytes + 1);
-        st = cu_ok(cudaMemcpyAsync(A, a, n * n * 8, cudaMemcpyHostToDevice, c->stream), "eigenproblem", err);
+        st = cu_ok(cudaMemsetAsync(s + 3 * mat + vec, 0, 256 + dev_bytes, c->stream), "eigenproblem", err); /* syevd reads words of its workspace it never wrote */
+        if (!st) st = cu_ok(cudaMemcpyAsync(A, a, n * n * 8, cudaMemcpyHostToDevice, c->stream), "eigenproblem", err);
         if (!st) st = cu_ok(cudaMemcpyAsync(V, A, n * n * 8, cudaMemcpyDeviceToDevice, c->stream), "eigenproblem", err);
         if (!st && cusolverDnXsyevd(c->solver, params, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_UPPER, (int64_t)n, CUDA_R_64F, V, (int64_t)n, CUDA_R_64F,
                                     W, CUDA_R_64F, s + 3 * mat + vec + 256, dev_bytes, host.data(), host_bytes, d_info) != CUSOLVER_STATUS_SUCCESS)

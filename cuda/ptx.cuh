@@ -33,6 +33,10 @@ static __device__ __forceinline__ void bar_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+static __device__ __forceinline__ void bar_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 /* A barrier that also tells every thread whether any of them said yes. */
 static __device__ __forceinline__ bool bar_any(int id, int threads, bool yes)
 {
@@ -93,6 +97,13 @@ static __device__ __forceinline__ void tma_box4(uint32_t dst, const CUtensorMap 
                  "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
+/* The same of a 3-dimensional map, kept in L2 as usual. */
+static __device__ __forceinline__ void tma_box_keep(uint32_t dst, const CUtensorMap *map, uint32_t bar, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
 template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
@@ -120,6 +131,11 @@ template <uint32_t GROUP = 1024> static __device__ __forceinline__ uint64_t wgmm
 {
     return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x40000000u | GROUP >> 4) << 32);
 }
+/* M-major operands wider than 64: the next 64 columns are `next` bytes further. */
+static __device__ __forceinline__ uint64_t wgmma_wide_at(uint32_t lo, uint32_t next)
+{
+    return (uint64_t)((lo & 0xffffu) | (next >> 4) << 16) | (uint64_t)(0x40000000u | 1024 >> 4) << 32;
+}
 /* Stores the 8x8 16-bit matrix held across the warp transposed; lanes 0-7 give the addresses of its 8 columns. */
 static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
 {
@@ -129,6 +145,37 @@ static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
 static __device__ __forceinline__ void stmatrix_trans2(uint32_t addr, uint32_t v0, uint32_t v1)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(v0), "r"(v1) : "memory");
+}
+/* Four 8x8 16-bit matrices into the fragments of a 16x16 A operand; lanes 8i..8i+7 give the rows of matrix i. */
+static __device__ __forceinline__ void ldmatrix4(uint32_t (&a)[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(addr)
+                 : "memory");
+}
+/* Clusters: this block's rank, another block's copy of a shared address, 16 bytes into it counted by its mbarrier. */
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+    uint32_t r;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+static __device__ __forceinline__ uint32_t cluster_addr(uint32_t addr, uint32_t rank)
+{
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
+    return r;
+}
+static __device__ __forceinline__ void cluster_put(uint32_t addr, uint32_t bar, float x, float y, float z, float w)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(addr), "r"(bar),
+                 "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
+}
+static __device__ __forceinline__ void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 /* Two e4m3 values (low byte first) as f16x2, exact. */
 static __device__ __forceinline__ uint32_t e4m3x2_f16x2(uint16_t two)

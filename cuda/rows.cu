@@ -166,7 +166,10 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     if (!a->dk || !a->dv || (a->q2 && !a->dk2)) return mla_fail(err, MLA_EINVAL, "attention: empty head");
     char *s;
     AttnP p = {};
-    mla_status st = cu_scratch(c, 3 * table + a->T * a->H * 4, "attention", &s, err);
+    if (attn_decode_fits(a)) return attn_decode(c, a, err);
+    const bool fast = attn_bf16_fits(a);
+    const size_t lse = pad256(a->T * a->H * 4);
+    mla_status st = cu_scratch(c, 3 * table + lse + (fast ? attn_bf16_bytes(a) : 0), "attention", &s, err);
     if (!st) st = cu_view(c, &p.k, &a->k, S, s, "attention k", err);
     if (!st && a->q2) st = cu_view(c, &p.k2, &a->k2, S, s + table, "attention k2", err);
     if (!st) st = cu_view(c, &p.v, &a->v, S, s + 2 * table, "attention v", err);
@@ -177,6 +180,7 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     p.q2 = DecodeRows{a->q2, 0, (long long)a->ldq2, (long long)a->q2h_stride, true, false};
     p.o = DecodeRows{a->o, 0, (long long)a->ldo, (long long)a->dv, true, false};
     p.pos0 = (long long)a->pos0, p.scale = a->scale;
+    if (fast) return attn_bf16(c, a, &p, s + 3 * table + lse, err);
     p.lse = (float *)(s + 3 * table);
     st = attn_plain(&p, c->stream, err);
     if (!st && a->p2) st = attn_p2(&p, f64p(a->p2), c->stream, err);

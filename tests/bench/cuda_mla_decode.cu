@@ -1,84 +1,9 @@
 /* MLA decode against the read bandwidth of the same process: ceilings first, then every case in turn, at least three
  * rounds, medians. Bytes counted: each cached row once, queries, outputs. Pools are far larger than the L2 cache. */
-#include <algorithm>
 #include <memory>
 
+#include "cuda_ceilings.h"
 #include "decode_case.h"
-
-static double ms_of(cudaEvent_t a, cudaEvent_t b)
-{
-    float ms = 0;
-    CU(cudaEventSynchronize(b));
-    CU(cudaEventElapsedTime(&ms, a, b));
-    return ms;
-}
-static double median(std::vector<double> v)
-{
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
-}
-
-static __global__ void __launch_bounds__(512) read_all(const uint4 *p, size_t n, uint4 *out)
-{
-    uint4 s = make_uint4(0, 0, 0, 0);
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    for (; i + 7 * step < n; i += 8 * step) {
-        uint4 v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 8; j++) s.x ^= v[j].x, s.y ^= v[j].y, s.z ^= v[j].z, s.w ^= v[j].w;
-    }
-    for (; i < n; i += step) s.x ^= p[i].x;
-    if (s.x == 0x12345678 && s.y == 1 && s.z == 2) *out = s;
-}
-static __global__ void __launch_bounds__(512) copy_all(uint4 *d, const uint4 *p, size_t n)
-{
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    for (; i + 3 * step < n; i += 4 * step) {
-        uint4 v[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 4; j++) __stcs(d + i + j * step, v[j]);
-    }
-}
-
-/* GB/s of a read-only sweep and of a copy (read + written) over 4 GiB of random data. */
-static void ceilings(double *read_bw, double *copy_bw)
-{
-    const size_t bytes = (size_t)4 << 30;
-    uint4 *a, *b;
-    CU(cudaMalloc(&a, bytes));
-    CU(cudaMalloc(&b, bytes));
-    fill_rows<<<2048, 256>>>(a, true, bytes / 4, 1, 1.f);
-    cudaEvent_t e[2];
-    CU(cudaEventCreate(e));
-    CU(cudaEventCreate(e + 1));
-    std::vector<double> r, c;
-    for (int i = 0; i < 7; i++) {
-        for (int blocks : {132 * 2, 132 * 4, 132 * 8}) {
-            CU(cudaEventRecord(e[0]));
-            read_all<<<blocks, 512>>>(a, bytes / 16, b);
-            CU(cudaEventRecord(e[1]));
-            r.push_back(bytes / 1e6 / ms_of(e[0], e[1]));
-        }
-        CU(cudaEventRecord(e[0]));
-        copy_all<<<132 * 8, 512>>>(b, a, bytes / 16);
-        CU(cudaEventRecord(e[1]));
-        c.push_back(2 * bytes / 1e6 / ms_of(e[0], e[1]));
-    }
-    for (int g = 0; g < 3; g++) { /* the best of three grids, each by its median */
-        std::vector<double> x;
-        for (size_t i = 3 + (size_t)g; i < r.size(); i += 3) x.push_back(r[i]);
-        *read_bw = std::max(*read_bw, median(x));
-    }
-    *copy_bw = median(c);
-    CU(cudaFree(a));
-    CU(cudaFree(b));
-}
 
 struct Bench {
     CaseSpec s;
@@ -157,11 +82,32 @@ int main(int argc, char **argv)
                *std::max_element(b.us.begin(), b.us.end()), bad ? "  NON-FINITE OUTPUT" : "");
     }
     if (only) return 0;
-    printf("\nratios (24 heads, 512+64)\n%-10s %12s %12s %14s %14s %14s %14s\n", "case", "bf16/fp8", "", "bf16 t2/t1", "bf16 t4/t1",
-           "fp8 t2/t1", "fp8 t4/t1");
-    for (size_t i = 0; i < 4; i++)
-        printf("%-10s %12.2f %12s %14.3f %14.3f %14.3f %14.3f\n", all[i].s.name, all[i].med() / all[12 + i].med(), "",
-               all[4 + i].med() / all[i].med(), all[8 + i].med() / all[i].med(), all[16 + i].med() / all[12 + i].med(),
-               all[20 + i].med() / all[12 + i].med());
+    auto find = [&](const char *name, mla_dtype t, size_t lat, size_t s_q) -> const Bench & {
+        for (const Bench &b : all)
+            if (!strcmp(b.s.name, name) && b.s.cache == t && b.s.lat == lat && b.s.s_q == s_q) return b;
+        fprintf(stderr, "no case %s\n", name), exit(3);
+    };
+    auto share = [&](const Bench &b) { return b.bytes() / 1e3 / b.med() / read_bw; };
+    auto over = [&](const Bench &a, const Bench &b) { return a.med() / b.med(); };
+    printf("\ngoals: row, measured, least and aimed at (24 heads, rotary 64)\n");
+    for (const char *n : {"8x64k", "32x32k", "128x8k"}) {
+        char what[80];
+        snprintf(what, sizeof what, "%s bf16 512: share of read_bw", n);
+        goal("1", what, share(find(n, BF, 512, 1)), 0.85, 0.92, true);
+        snprintf(what, sizeof what, "%s bf16 time over fp8 time", n);
+        goal("3", what, over(find(n, BF, 512, 1), find(n, F8, 512, 1)), 1.5, 1.8, true);
+        snprintf(what, sizeof what, "%s bf16 s_q 2 over s_q 1", n);
+        goal("4", what, over(find(n, BF, 512, 2), find(n, BF, 512, 1)), 1.05, 1.05, false);
+        snprintf(what, sizeof what, "%s bf16 s_q 4 over s_q 1", n);
+        goal("4", what, over(find(n, BF, 512, 4), find(n, BF, 512, 1)), 1.2, 1.2, false);
+        snprintf(what, sizeof what, "%s fp8 s_q 2 over s_q 1", n);
+        goal("4", what, over(find(n, F8, 512, 2), find(n, F8, 512, 1)), 1.25, 1.25, false);
+    }
+    goal("2", "1x256k bf16 512: share of read_bw", share(find("1x256k", BF, 512, 1)), 0.75, 0.85, true);
+    goal("3", "1x16k bf16 time over fp8 time", over(find("1x16k", BF, 512, 1), find("1x16k", F8, 512, 1)), 1.0, 1.0, true);
+    goal("5", "8x64k bf16 256: share of read_bw", share(find("8x64k", BF, 256, 1)), 0.85, 0.85, true);
+    goal("5", "8x64k bf16 768: share of read_bw", share(find("8x64k", BF, 768, 1)), 0.85, 0.85, true);
+    goal("5", "8x64k bf16 1792: share of read_bw", share(find("8x64k", BF, 1792, 1)), 0.75, 0.75, true);
+    goal("6", "skewed batch, s_q 4, 16 heads: us", find("skew", BF, 512, 4).med(), 30, 30, false);
     return 0;
 }

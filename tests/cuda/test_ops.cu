@@ -81,7 +81,7 @@ static mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, 
 
 static void linear(void)
 {
-    const size_t shapes[][3] = {{1, 1, 1}, {1, 300, 500}, {3, 255, 33}, {16, 513, 70}, {17, 256, 64}, {65, 257, 100}, {130, 1000, 77}, {200, 64, 256}};
+    const size_t shapes[][3] = {{1, 1, 1}, {1, 300, 500}, {3, 255, 33}, {16, 513, 70}, {17, 256, 64}, {65, 257, 100}, {130, 1000, 77}, {200, 64, 256}, {1, 512, 37}, {2, 264, 9}, {3, 1024, 130}, {7, 5120, 65}, {8, 96, 33}};
     for (auto &s : shapes)
         for (int mode = 0; mode < 4; mode++)
             for (mla_precision p : {MLA_PREC_F32, MLA_PREC_BF16}) {
@@ -197,11 +197,13 @@ static void cache(void)
 struct AttnCase {
     size_t T, pos0, H, kh, k2h, vh, dk, dk2, dv;
     mla_dtype t;
-    bool observe;
+    bool observe, bf16 = false;
+    size_t page = 0;
+    bool latent = false; /* values are the keys' first dk columns */
 };
 static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
 {
-    const size_t S = s.pos0 + s.T, P = 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + 3, slots = 12 * P;
+    const size_t S = s.pos0 + s.T, P = s.page ? s.page : 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + (s.latent ? 16 : 3), slots = 12 * P;
     std::vector<uint8_t> none(slots * row * elem(s.t), 0);
     Mem KV(be, none.data(), none.size()), X(be, normals(S * row, 12)), Q(be, normals(s.T * s.H * (s.dk + 1), 13)),
         Q2(be, normals(s.T * s.H * (s.dk2 + 1), 14)), O(be, Vec(s.T * s.H * s.dv, POISON)), P2(be, Vec(2 * S, 0.f)), PR(be, Vec(s.H * n * (s.pos0 + t0 + n), POISON));
@@ -218,6 +220,8 @@ static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
     a.kh = s.kh, a.k2h = s.k2h, a.vh = s.vh, a.T = n, a.H = s.H, a.dk = s.dk, a.dk2 = s.dk2, a.dv = s.dv, a.pos0 = s.pos0 + t0;
     a.scale = 1.f / sqrtf((float)(s.dk + s.dk2));
     if (s.observe) a.p2 = P2, a.probs = PR;
+    a.bf16 = s.bf16;
+    if (s.latent) a.v = a.k;
     OK(be->ops->attention(be, &a, &err));
     Vec r = O.get();
     r = Vec(r.begin() + (long)(t0 * s.H * s.dv), r.begin() + (long)((t0 + n) * s.H * s.dv));
@@ -235,6 +239,23 @@ static void attention(void)
         {1, 0, 4, 2, 0, 2, 64, 0, 64, MLA_F32, true},    {9, 30, 8, 2, 0, 2, 33, 0, 33, MLA_F32, true},  {5, 64, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false},
         {4, 100, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, true}, {3, 63, 24, 2, 4, 2, 256, 64, 256, MLA_F8_E4M3, false}, {1, 159, 6, 1, 2, 1, 1792, 16, 1792, MLA_F32, false},
     };
+    /* bf16 products: queries, keys and probabilities rounded to 8 bits, 2^-9 each at most; the last two fall back to fp32. */
+    const AttnCase bf16[] = {
+        {1, 0, 4, 2, 0, 2, 256, 0, 256, MLA_F32, false, true, 64},    {1, 599, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64},
+        {300, 340, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64}, {257, 0, 24, 4, 1, 4, 192, 64, 256, MLA_BF16, false, true, 64},
+        {79, 80, 8, 2, 4, 8, 33, 21, 70, MLA_F32, false, true, 64},   {160, 321, 6, 3, 0, 1, 64, 0, 64, MLA_F8_E4M3, false, true, 64},
+        {128, 32, 2, 1, 0, 1, 128, 0, 128, MLA_BF16, false, true, 16},
+        {1, 599, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, false, true, 64, true}, {4, 300, 12, 2, 1, 2, 256, 64, 256, MLA_F8_E4M3, false, true, 64, true},
+        {3, 61, 8, 1, 1, 1, 384, 64, 384, MLA_BF16, false, true, 64, true},
+        {5, 90, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, false, true, 16}, {9, 30, 8, 2, 0, 2, 33, 0, 33, MLA_BF16, true, true, 16},
+    };
+    for (const AttnCase &s : bf16) {
+        both("attention with bf16 products", 8e-3, [&](mla_backend *be) { return attend(be, s, 0, s.T); });
+        if (s.T < 100) continue;
+        Vec whole = attend(gpu, s, 0, s.T), cut = attend(gpu, s, 0, 77);
+        append(cut, attend(gpu, s, 77, s.T - 77));
+        cut_check(!memcmp(whole.data(), cut.data(), whole.size() * 4), "attention with bf16 products depends on how the prompt is cut");
+    }
     for (const AttnCase &s : cases) {
         both("attention", 2e-6, [&](mla_backend *be) { return attend(be, s, 0, s.T); });
         if (s.T < 3 || s.observe) continue;
@@ -257,7 +278,7 @@ static void delta_net(void)
                 append(r, S.get());
                 return r;
             });
-    const size_t shapes[][5] = {{1, 1, 1, 8, 8}, {5, 2, 6, 33, 40}, {70, 2, 4, 128, 128}, {3, 1, 3, 200, 70}, {64, 4, 4, 64, 32}};
+    const size_t shapes[][5] = {{1, 1, 1, 8, 8}, {1, 2, 6, 128, 128}, {4, 4, 4, 128, 128}, {5, 2, 6, 33, 40}, {70, 2, 4, 128, 128}, {3, 1, 3, 200, 70}, {64, 4, 4, 64, 32}};
     for (auto &s : shapes)
         for (size_t chunk : {0, 16})
             both(chunk ? "delta net, chunked" : "delta net", 2e-5, [&](mla_backend *be) {

@@ -1,0 +1,20 @@
+/* Tensor maps: the driver's description of a tiled copy, made on the host. */
+#ifndef MLA_CUDA_TMAP_CUH
+#define MLA_CUDA_TMAP_CUH
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* Elements along each dimension, the innermost first; bytes between steps of dimensions 1, 2, ..; the box of one copy. */
+struct TensorBox {
+    int rank, elem;          /* elem: 2 = bf16, 1 = bytes */
+    uint64_t dims[4], strides[3];
+    uint32_t box[4];
+    bool swizzle;            /* 128-byte swizzle, or none */
+};
+
+/* what: the caller's name in errors. Elements outside the tensor read as zero. */
+mla_status tensor_box_map(CUtensorMap *m, const void *base, const TensorBox *b, const char *what, mla_err *err);
+#endif
