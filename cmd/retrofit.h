@@ -18,15 +18,18 @@ typedef struct {
     size_t rank, kv_bytes, groups, tokens, row_tokens;
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype, *objective;
     cli_list corpus;
-    const char *ranks;
+    const char *ranks, *rank_set, *names;
     bool force, stream, nested;
 } retrofit_args;
 
-#define RETROFIT_OPTIONS 17
+#define RETROFIT_OPTIONS 19
 /* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
 /* Recipe file first, then every option that was given. */
 MLA_CHECKED mla_status retrofit_recipe(mla_recipe *out, const retrofit_args *a, mla_err *err);
+
+/* "32,96,224" into out[0..*n), at most max numbers. */
+MLA_CHECKED mla_status retrofit_sizes(size_t *out, size_t *n, size_t max, const char *text, mla_err *err);
 
 /* A finished mla_build_opts with backend, pool and default corpora opened. Close with retrofit_end. */
 typedef struct {

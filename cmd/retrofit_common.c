@@ -16,8 +16,8 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .help = "KV bytes per token over all layers, cached in bf16"},
         {.name = "groups", .kind = CLI_SIZE, .target = &a->groups, .metavar = "G", .group = "what to build", .def = "1",
          .help = "latent groups: 1 is MLA, G is GLA-G; must divide the KV heads"},
-        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild", .group = "what to build", .def = "auto",
-         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; auto: n where RoPE is partial"},
+        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild|p", .group = "what to build", .def = "auto",
+         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; p: as n, of keys before their norm, with one score divisor per token and KV head; auto: n where RoPE is partial"},
         {.name = "recipe", .kind = CLI_STR, .target = &a->recipe, .metavar = "FILE", .group = "what to build",
          .help = "recipe JSON (configs/README.md); options given here override its fields"},
         {.name = "objective", .kind = CLI_CHOICE, .target = &a->objective, .metavar = "ours|svd|joint-svd|cov-separate|balanced-pca",
@@ -29,6 +29,10 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .def = "auto", .help = "stored precision of encoder and decoder; auto: bf16 where its rounding costs less than 5 % of what the rank loses"},
         {.name = "allocation", .kind = CLI_CHOICE, .target = &a->allocation, .metavar = "uniform|spectrum|probe", .group = "what to build",
          .def = "uniform", .help = "one rank for all layers, or ranks under the same total by the layers' spectra, or by spectra and the measured sensitivity of each layer (one forward pass per layer over held-out text)"},
+        {.name = "rank-set", .kind = CLI_STR, .target = &a->rank_set, .metavar = "R,R,...", .group = "what to build",
+         .help = "ranks that layers may have; layout p's own are 256, 768 and 1792 of 1792, scaled to the model"},
+        {.name = "names", .kind = CLI_CHOICE, .target = &a->names, .metavar = "mla|mvla", .group = "what to build", .def = "mla",
+         .help = "spelling of architecture and config keys; mvla: the older one, Qwen3_5MVLAAbsorbedForCausalLM with mvla_* keys"},
     };
     const cli_option corpus[] = {
         {.name = "corpus", .kind = CLI_LIST, .target = &a->corpus, .metavar = "FILE", .group = "calibration",
@@ -53,6 +57,19 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
     return text ? n + m : n;
 }
 
+mla_status retrofit_sizes(size_t *out, size_t *n, size_t max, const char *text, mla_err *err)
+{
+    *n = 0;
+    for (const char *p = text;; p++) {
+        size_t v = 0, digits = 0;
+        for (; *p >= '0' && *p <= '9' && digits < 9; p++, digits++) v = 10 * v + (size_t)(*p - '0');
+        if (!digits || (*p && *p != ',') || *n == max)
+            return mla_fail(err, MLA_EINVAL, "ranks \"%s\": expected at most %zu numbers separated by commas", text, max);
+        out[(*n)++] = v;
+        if (!*p) return MLA_OK;
+    }
+}
+
 mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
 {
     *r = mla_recipe_default();
@@ -69,6 +86,11 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->balance > 0) r->balance = a->balance;
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
     if (a->allocation) (void)mla_allocation_parse(a->allocation, &r->allocation);
+    if (a->names) r->old_names = !strcmp(a->names, "mvla");
+    if (a->rank_set) {
+        mla_status st = retrofit_sizes(r->rank_set.rank, &r->rank_set.n, MLA_RANK_SET_MAX, a->rank_set, err);
+        if (st != MLA_OK) return st;
+    }
     if (a->tokens) r->calibration_tokens = a->tokens;
     if (a->row_tokens) r->row_tokens = a->row_tokens;
     return MLA_OK;

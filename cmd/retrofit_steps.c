@@ -2,6 +2,8 @@
 #include "base/alloc.h"
 #include "retrofit.h"
 
+#define RANKS_MAX 4096 /* full-attention layers of any model */
+
 mla_status cmd_retrofit_stats(cli *c, int argc, char **argv, mla_err *err)
 {
     retrofit_args a = {0};
@@ -50,23 +52,6 @@ mla_status cmd_retrofit_solve(cli *c, int argc, char **argv, mla_err *err)
     return st;
 }
 
-/* "32,96,224": at most RANKS_MAX numbers, in depth order of the full-attention layers. */
-#define RANKS_MAX 4096
-static mla_status parse_ranks(size_t **out, size_t *n, const char *text, mla_err *err)
-{
-    *n = 0;
-    *out = mla_alloc(RANKS_MAX, 1, sizeof **out);
-    if (!*out) return mla_fail(err, MLA_ENOMEM, "--ranks");
-    for (const char *p = text;; p++) {
-        size_t v = 0, digits = 0;
-        for (; *p >= '0' && *p <= '9' && digits < 9; p++, digits++) v = 10 * v + (size_t)(*p - '0');
-        if (!digits || (*p && *p != ',') || *n == RANKS_MAX)
-            return mla_fail(err, MLA_EINVAL, "--ranks %s: expected numbers separated by commas, one per full-attention layer", text);
-        (*out)[(*n)++] = v;
-        if (!*p) return MLA_OK;
-    }
-}
-
 mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err)
 {
     static const char *const RANKS = "ranks";
@@ -80,6 +65,8 @@ mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err)
          .help = "one rank for all layers, or ranks under the same total by the spectra in the file"},
         {.name = "ranks", .kind = CLI_STR, .target = &a.ranks, .metavar = "R,R,...", .group = RANKS,
          .help = "the rank of every full-attention layer, in depth order, such as build --allocation probe printed"},
+        {.name = "names", .kind = CLI_CHOICE, .target = &a.names, .metavar = "mla|mvla", .group = "what to write", .def = "mla",
+         .help = "spelling of architecture and config keys; mvla: the older one, Qwen3_5MVLAAbsorbedForCausalLM with mvla_* keys"},
     };
     const cli_spec spec = {.args = "BASE FACTORS.safetensors OUT",
                            .about = "Puts factors beside BASE: a complete checkpoint folder with linked base shards, config, index and receipt. One file "
@@ -93,7 +80,10 @@ mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err)
     mla_status st = MLA_OK;
     if (a.ranks && (a.keep > 0 || a.rank || a.kv_bytes || a.allocation))
         st = mla_fail(err, MLA_EINVAL, "--ranks gives every rank: no --keep, --rank, --kv-bytes or --allocation beside it");
-    if (st == MLA_OK && a.ranks) st = parse_ranks(&ranks, &n, a.ranks, err);
+    if (st == MLA_OK && a.ranks) {
+        ranks = mla_alloc(RANKS_MAX, 1, sizeof *ranks);
+        st = ranks ? retrofit_sizes(ranks, &n, RANKS_MAX, a.ranks, err) : mla_fail(err, MLA_ENOMEM, "--ranks");
+    }
     if (st == MLA_OK) st = retrofit_begin(&r, c, &a, c->arg[0], false, err);
     if (st == MLA_OK) {
         r.o.out = c->arg[2];

@@ -66,6 +66,7 @@ mla_status cu_sigmoid_mul(mla_backend *, mla_mem *, const mla_mem *, size_t, siz
 mla_status cu_copy_rows(mla_backend *, mla_mem *, size_t, const mla_mem *, size_t, size_t, size_t, mla_err *);
 mla_status cu_kv_write(mla_backend *, const mla_kv_write_args *, mla_err *);
 mla_status cu_kv_read(mla_backend *, const mla_kv_read_args *, mla_err *);
+mla_status cu_divisor(mla_backend *, const mla_divisor_args *, mla_err *);
 mla_status cu_attention(mla_backend *, const mla_attn_args *, mla_err *);
 mla_status cu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status cu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);

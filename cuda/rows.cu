@@ -157,8 +157,15 @@ mla_status cu_kv_read(mla_backend *be, const mla_kv_read_args *a, mla_err *err)
     return launched("kv_read", err);
 }
 
+mla_status cu_divisor(mla_backend *be, const mla_divisor_args *a, mla_err *err)
+{
+    (void)be, (void)a;
+    return mla_fail(err, MLA_EUNSUPPORTED, "layout p: score divisors are computed by the cpu backend only");
+}
+
 mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
 {
+    if (a->divh) return mla_fail(err, MLA_EUNSUPPORTED, "layout p: attention with score divisors is computed by the cpu backend only");
     mla_cuda *c = cu_of(be);
     const size_t S = a->pos0 + a->T, k2h = a->q2 ? a->k2h : 1, table = pad256(S * 4);
     if (!a->H || !a->kh || !a->vh || !k2h || a->H % a->kh || a->H % a->vh || a->H % k2h)

@@ -94,9 +94,20 @@ typedef struct { /* y (n, width) = stored values of tokens s0 .. s0+n-1, as f32 
     size_t ldy, s0, n, width;
 } mla_kv_read_args;
 
+/* Divisors of layout P: (mean(x_h^2) + eps)^1/2 / center_h of every head, stored as rows of a cache at tokens
+ * pos0 .. pos0+T-1. `to` holds F32, F16 or U8; U8 is the log2 code of tensor/log2code.h (relative error at most 0.8 %). */
+typedef struct {
+    mla_kv_view to;
+    mla_mem *x;              /* (T, heads, d), row stride ldx, heads dense */
+    size_t ldx, T, heads, d, pos0;
+    mla_mem *center;         /* (heads), > 0 */
+    double eps;
+} mla_divisor_args;
+
 /* Causal attention, softmax in fp32, for GQA, expanded MLA and absorbed MLA/GLA alike.
  * logit(t,h,s) = scale * ( q[t,h] . k[s, h*kh/H] + q2[t,h] . k2[s, h*kh2/H] ),  s <= pos0 + t
  * o[t,h] = sum_s softmax(logit)_s v[s, h*vh/H]
+ * With divisors (layout P) the first product becomes ( q . k + qb[t,h] ) / div[s, h*divh/H].
  * GQA: k, v with kh = vh = G, no second part. Absorbed MLA: k = v = latent (kh = vh = groups), k2 = rotary keys. */
 typedef struct {
     mla_mem *o;              /* (T, H, dv), row stride ldo */
@@ -107,6 +118,9 @@ typedef struct {
     size_t ldq2, q2h_stride;
     mla_kv_view k, k2, v;
     size_t kh, k2h, vh;      /* heads of each part; divide H */
+    mla_kv_view div;         /* divisors as mla_divisor_args stores them */
+    size_t divh;             /* heads of div, divide H; 0: no divisors */
+    mla_mem *qb;             /* (T, H) at q's strides; NULL: 0 */
     size_t T, H, dk, dk2, dv, pos0;
     float scale;
     /* Products of queries and keys, of probabilities and values in bf16 (operands rounded to nearest), sums and softmax
@@ -192,6 +206,7 @@ typedef struct {
     mla_status (*kv_write)(mla_backend *, const mla_kv_write_args *, mla_err *);
     mla_status (*kv_read)(mla_backend *, const mla_kv_read_args *, mla_err *);
     mla_status (*attention)(mla_backend *, const mla_attn_args *, mla_err *);
+    mla_status (*divisor)(mla_backend *, const mla_divisor_args *, mla_err *);
     mla_status (*conv)(mla_backend *, const mla_conv_args *, mla_err *);
     mla_status (*gdn)(mla_backend *, const mla_gdn_args *, mla_err *);
     mla_status (*gram)(mla_backend *, const mla_gram_args *, mla_err *);

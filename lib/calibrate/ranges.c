@@ -46,7 +46,7 @@ static mla_status describe(mla_cal *c, mla_rt *rt, size_t layer, mla_err *err)
         c->retrofit = true;
         l->k.name = "latent";
         if (layout != MLA_LAYOUT_REBUILD) l->v.name = "rotary keys";
-        return layout == MLA_LAYOUT_N ? key_bound(m, layer, cfg->rope.rot, &l->v.bound, err) : MLA_OK;
+        return mla_layout_rotary(cfg, layout) ? key_bound(m, layer, cfg->rope.rot, &l->v.bound, err) : MLA_OK;
     }
     l->k.name = "keys";
     l->v.name = "values";

@@ -28,24 +28,27 @@ static const mla_arch_group DEEPSEEK_V2 = {
 static const mla_arch_group DEEPSEEK_V3 = {
     "deepseek_v3", MLA_FAM_DEEPSEEK, MLA_AF_MOE, 0, 0, 4096, 1, 256, NULL, "DeepseekV3ForCausalLM"};
 
+#define OLD_QWEN "Qwen3_5MVLAAbsorbedForCausalLM"
+
 static const struct {
     const char *arch;
     const mla_arch_group *group;
     const char *mla; /* the retrofit's architecture; NULL: no retrofit of this one */
+    const char *old; /* its older name, still met in files; NULL: none */
 } ARCH[] = {
-    {"Qwen3_5ForConditionalGeneration", &QWEN3_5, "Qwen3_5MLAForConditionalGeneration"},
-    {"Qwen3_5ForCausalLM", &QWEN3_5, "Qwen3_5MLAForCausalLM"},
-    {"Qwen3_8ForConditionalGeneration", &QWEN3_5, "Qwen3_5MLAForConditionalGeneration"},
-    {"Qwen3_8ForCausalLM", &QWEN3_5, "Qwen3_5MLAForCausalLM"},
-    {"Qwen3_5MoeForConditionalGeneration", &QWEN3_5_MOE, "Qwen3_5MoeMLAForConditionalGeneration"},
-    {"Qwen3_5MoeForCausalLM", &QWEN3_5_MOE, "Qwen3_5MoeMLAForCausalLM"},
-    {"Qwen3NextForCausalLM", &QWEN3_NEXT, "Qwen3NextMLAForCausalLM"},
-    {"LlamaForCausalLM", &LLAMA, "LlamaMLAForCausalLM"},
-    {"MistralForCausalLM", &MISTRAL, "MistralMLAForCausalLM"},
-    {"Qwen2ForCausalLM", &QWEN2, "Qwen2MLAForCausalLM"},
-    {"Qwen3ForCausalLM", &QWEN3, "Qwen3MLAForCausalLM"},
-    {"DeepseekV2ForCausalLM", &DEEPSEEK_V2, NULL},
-    {"DeepseekV3ForCausalLM", &DEEPSEEK_V3, NULL},
+    {"Qwen3_5ForConditionalGeneration", &QWEN3_5, "Qwen3_5MLAForConditionalGeneration", OLD_QWEN},
+    {"Qwen3_5ForCausalLM", &QWEN3_5, "Qwen3_5MLAForCausalLM", OLD_QWEN},
+    {"Qwen3_8ForConditionalGeneration", &QWEN3_5, "Qwen3_5MLAForConditionalGeneration", OLD_QWEN},
+    {"Qwen3_8ForCausalLM", &QWEN3_5, "Qwen3_5MLAForCausalLM", OLD_QWEN},
+    {"Qwen3_5MoeForConditionalGeneration", &QWEN3_5_MOE, "Qwen3_5MoeMLAForConditionalGeneration", NULL},
+    {"Qwen3_5MoeForCausalLM", &QWEN3_5_MOE, "Qwen3_5MoeMLAForCausalLM", NULL},
+    {"Qwen3NextForCausalLM", &QWEN3_NEXT, "Qwen3NextMLAForCausalLM", NULL},
+    {"LlamaForCausalLM", &LLAMA, "LlamaMLAForCausalLM", NULL},
+    {"MistralForCausalLM", &MISTRAL, "MistralMLAForCausalLM", NULL},
+    {"Qwen2ForCausalLM", &QWEN2, "Qwen2MLAForCausalLM", NULL},
+    {"Qwen3ForCausalLM", &QWEN3, "Qwen3MLAForCausalLM", NULL},
+    {"DeepseekV2ForCausalLM", &DEEPSEEK_V2, NULL, NULL},
+    {"DeepseekV3ForCausalLM", &DEEPSEEK_V3, NULL, NULL},
 };
 
 static const struct {
@@ -63,7 +66,7 @@ static const struct {
 const mla_arch_group *mla_arch_find(const char *arch, bool *mla)
 {
     for (size_t i = 0; i < COUNT(ARCH); i++) {
-        bool base = !strcmp(arch, ARCH[i].arch), retro = ARCH[i].mla && !strcmp(arch, ARCH[i].mla);
+        bool base = !strcmp(arch, ARCH[i].arch), retro = (ARCH[i].mla && !strcmp(arch, ARCH[i].mla)) || (ARCH[i].old && !strcmp(arch, ARCH[i].old));
         if (!base && !retro) continue;
         if (mla) *mla = retro;
         return ARCH[i].group;
@@ -87,9 +90,11 @@ const mla_arch_group *mla_arch_of_gguf(const char *name, size_t n)
     return NULL;
 }
 
-char *mla_arch_retrofit_name(const char *arch)
+char *mla_arch_retrofit_name(const char *arch, bool old)
 {
-    for (size_t i = 0; i < COUNT(ARCH); i++)
-        if (!strcmp(arch, ARCH[i].arch) && ARCH[i].mla) return mla_strdup(ARCH[i].mla);
+    for (size_t i = 0; i < COUNT(ARCH); i++) {
+        const char *name = old ? ARCH[i].old : ARCH[i].mla;
+        if (!strcmp(arch, ARCH[i].arch) && name) return mla_strdup(name);
+    }
     return NULL;
 }

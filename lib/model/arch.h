@@ -39,7 +39,7 @@ typedef struct { /* one body of weights and conventions; several architectures a
 const mla_arch_group *mla_arch_find(const char *arch, bool *mla);
 const mla_arch_group *mla_arch_of_model_type(const char *model_type);
 const mla_arch_group *mla_arch_of_gguf(const char *name, size_t n);
-/* Architecture of the retrofit of `arch`: "Qwen3_8ForCausalLM" -> "Qwen3_5MLAForCausalLM". Caller frees; NULL when
- * out of memory or when arch is no known base. */
-char *mla_arch_retrofit_name(const char *arch);
+/* Architecture of the retrofit of `arch`: "Qwen3_8ForCausalLM" -> "Qwen3_5MLAForCausalLM" (old: its older name,
+ * "Qwen3_5MVLAAbsorbedForCausalLM"). Caller frees; NULL when out of memory or when arch has no such name. */
+char *mla_arch_retrofit_name(const char *arch, bool old);
 #endif

@@ -37,20 +37,21 @@ typedef struct {
     bool interleaved_pairs;       /* deepseek rope_interleave: pairs (2i, 2i+1) in the stored rows */
 } mla_rope_config;
 
-typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUTS } mla_layout; /* MLA_LAYOUTS: how many there are */
+typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUT_P, MLA_LAYOUTS } mla_layout; /* MLA_LAYOUTS: how many there are */
 const char *mla_layout_name(mla_layout l);                /* as files and options spell it: "none", "n", "rebuild" */
 bool mla_layout_parse(const char *s, mla_layout *out);    /* the layouts of a retrofit; not "none" */
 /* "n, rebuild": every layout of a retrofit, for messages. */
-#define MLA_LAYOUT_LIST "n, rebuild"
+#define MLA_LAYOUT_LIST "n, rebuild, p"
 
 typedef struct { /* config.json "mla": how the attention of a retrofit is cached; docs/format-factors.md */
     mla_layout layout;
     size_t groups;                /* 1 = MLA, g = GLA-g */
     size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
-    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N), 0 (rebuild) */
+    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild) */
     mla_dtype dtype;              /* of encoder and decoder: MLA_BF16 or MLA_F32 */
     char *factors_file;           /* relative path */
     unsigned char factors_sha256[32];
+    bool old_names;               /* architecture and keys in the older spelling: Qwen3_5MVLAAbsorbed..., mvla_* */
 } mla_retrofit_config;
 
 typedef struct {
@@ -88,6 +89,11 @@ MLA_CHECKED mla_status mla_config_from_json(mla_config *out, const mla_jv *root,
 /* general.architecture llama, qwen2, qwen3 or qwen35; rope_freqs.weight is taken into inv_freq. */
 MLA_CHECKED mla_status mla_config_from_gguf(mla_config *out, const mla_gguf *g, mla_err *err);
 void mla_config_free(mla_config *c);
+/* Values cached per token and layer beside the latent: rotary keys of all KV heads; divisors, one per KV head (layout P). */
+size_t mla_layout_rotary(const mla_config *c, mla_layout l);
+size_t mla_layout_divisors(const mla_config *c, mla_layout l);
+/* MLA_EINVAL with the reason when a model of this shape cannot be cached so. */
+MLA_CHECKED mla_status mla_layout_fits(const mla_config *c, mla_layout l, mla_err *err);
 size_t mla_config_full_layers(const mla_config *c);   /* number of full-attention layers (trunk) */
 /* Softmax scale of full attention: head_dim^-1/2 (deepseek: (dn+dr)^-1/2 times the yarn correction). */
 double mla_config_attn_scale(const mla_config *c);

@@ -7,6 +7,7 @@
 
 typedef struct {
     const mla_tensor *encoder, *decoder, *mean; /* [groups, r, n], [groups, n, r], [groups, n] */
+    const mla_tensor *center;                   /* [G], layout p; else NULL */
 } triple;
 
 static mla_status need(const mla_model *m, size_t layer, const char *what, const mla_tensor **t, mla_err *err)
@@ -38,6 +39,11 @@ static mla_status find(const mla_model *m, size_t layer, triple *t, size_t *n, s
     if (st == MLA_OK) st = need(m, layer, "encoder.weight", &t->encoder, err);
     if (st == MLA_OK) st = need(m, layer, "decoder.weight", &t->decoder, err);
     if (st == MLA_OK) st = need(m, layer, "mean", &t->mean, err);
+    t->center = NULL;
+    if (st == MLA_OK && mla_layout_divisors(&m->cfg, f->layout)) {
+        st = need(m, layer, "divisor_center", &t->center, err);
+        if (st == MLA_OK) st = check(m, t->center, MLA_F32, 1, (size_t[]){m->cfg.kv_heads}, err);
+    }
     if (st == MLA_OK) st = check(m, t->encoder, f->dtype, 3, (size_t[]){f->groups, *r, *n}, err);
     if (st == MLA_OK) st = check(m, t->decoder, f->dtype, 3, (size_t[]){f->groups, *n, *r}, err);
     return st == MLA_OK ? check(m, t->mean, MLA_F32, 2, (size_t[]){f->groups, *n}, err) : st;
@@ -54,6 +60,7 @@ mla_status mla_bind_factors(mla_model *m, mla_err *err)
         if (st == MLA_OK) st = mla_claim(m, t.encoder->name, err);
         if (st == MLA_OK) st = mla_claim(m, t.decoder->name, err);
         if (st == MLA_OK) st = mla_claim(m, t.mean->name, err);
+        if (st == MLA_OK && t.center) st = mla_claim(m, t.center->name, err);
     }
     return st;
 }
@@ -81,6 +88,10 @@ mla_status mla_model_factors(const mla_model *m, size_t layer, mla_factors *out,
     st = widen(out->E, t.encoder, err);
     if (st == MLA_OK) st = widen(out->D, t.decoder, err);
     if (st == MLA_OK) st = widen(out->mu, t.mean, err);
+    if (st == MLA_OK && t.center) st = mla_factors_centers(out, m->cfg.kv_heads, err);
+    if (st == MLA_OK && t.center) st = widen(out->center, t.center, err);
+    for (size_t g = 0; st == MLA_OK && g < out->heads; g++)
+        if (!(out->center[g] > 0)) st = mla_fail(err, MLA_EFORMAT, "%s: head %zu: %g, expected a positive number", t.center->name, g, (double)out->center[g]);
     if (st != MLA_OK) mla_factors_free(out);
     return st;
 }

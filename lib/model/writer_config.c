@@ -1,4 +1,5 @@
 /* The output's config.json: the base's with the retrofit's architecture and block, or one made from GGUF metadata. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -26,17 +27,26 @@ static mla_status check_ranks(const mla_config *c, const mla_retrofit_config *r,
     return st;
 }
 
+/* The retrofit's keys: in an object "mla", or in the older spelling one by one (ranks by layer, "latent_groups"). */
 static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_config *r, mla_err *err)
 {
-    char hex[65];
-    mla_jv *b = at ? mla_jv_set_obj(at, "mla") : NULL, *ranks = NULL;
+    static const char *const NEW[] = {"format", "layout", "groups", "ranks", "rotary_width", "dtype", "factors_file", "factors_sha256"};
+    static const char *const OLD[] = {"mvla_format", "mvla_layout", "mvla_latent_groups", "mvla_ranks", "mvla_rotary_width", "mvla_dtype",
+                                      "mvla_factors_file", "mvla_factors_sha256"};
+    const char *const *k = r->old_names ? OLD : NEW;
+    char hex[65], name[24];
+    mla_jv *b = !at || r->old_names ? at : mla_jv_set_obj(at, "mla"), *ranks = NULL;
     mla_hex(r->factors_sha256, 32, hex);
-    bool ok = b && mla_jv_set_str(b, "format", "mla-factors/1") && mla_jv_set_str(b, "layout", mla_layout_name(r->layout)) &&
-              mla_jv_set_size(b, "groups", r->groups) && (ranks = mla_jv_set_arr(b, "ranks")) != NULL;
-    for (size_t l = 0; ok && l < c->layers; l++) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
-    ok = ok && mla_jv_set_size(b, "rotary_width", r->layout == MLA_LAYOUT_N ? c->kv_heads * c->rope.rot : 0) &&
-         mla_jv_set_str(b, "dtype", r->dtype == MLA_F32 ? "float32" : "bfloat16") && mla_jv_set_str(b, "factors_file", r->factors_file) &&
-         mla_jv_set_str(b, "factors_sha256", hex);
+    bool ok = b && mla_jv_set_str(b, k[0], "mla-factors/1") && mla_jv_set_str(b, k[1], mla_layout_name(r->layout)) && mla_jv_set_size(b, k[2], r->groups);
+    if (ok) ranks = r->old_names ? mla_jv_set_obj(b, k[3]) : mla_jv_set_arr(b, k[3]);
+    ok = ok && ranks;
+    for (size_t l = 0; ok && l < c->layers; l++) {
+        snprintf(name, sizeof name, "%zu", l);
+        if (!r->old_names) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
+        else if (r->rank[l]) ok = mla_jv_set_size(ranks, name, r->rank[l]);
+    }
+    ok = ok && mla_jv_set_size(b, k[4], mla_layout_rotary(c, r->layout)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
+         mla_jv_set_str(b, k[6], r->factors_file) && mla_jv_set_str(b, k[7], hex);
     return ok ? MLA_OK : no_memory(err);
 }
 
@@ -68,9 +78,11 @@ static mla_status retrofit(mla_json *doc, const mla_model *base, const mla_retro
         return mla_fail(err, MLA_EINVAL, "retrofit: expected ranks, a factors file and dtype BF16 or F32");
     if (!mla_arch_find(arch, NULL)) return mla_fail(err, MLA_EINVAL, "architecture %s has no retrofit", arch);
     mla_status st = check_ranks(c, r, err);
+    if (st == MLA_OK) st = mla_layout_fits(c, r->layout, err);
     if (st != MLA_OK) return st;
-    char *name = mla_arch_retrofit_name(arch);
-    st = name ? set_arch(doc, name, err) : mla_fail(err, MLA_EUNSUPPORTED, "architecture %s has no retrofit", arch);
+    char *name = mla_arch_retrofit_name(arch, r->old_names);
+    st = name ? set_arch(doc, name, err)
+              : mla_fail(err, MLA_EUNSUPPORTED, "architecture %s has no retrofit%s", arch, r->old_names ? " with an older name" : "");
     mla_free(name);
     drop_kv_scheme(doc, c);
     if (st == MLA_OK) st = mla_writer_extend_quant(doc, base, r, err);

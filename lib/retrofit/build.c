@@ -113,7 +113,7 @@ static mla_status finish(mla_build_result *out, const mla_build_opts *o, const m
     engine_text(engine, sizeof engine, o);
     mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
                               .source = src, .computed_with = engine};
-    mla_status st = mla_graft(w->partial, in->model, &out->f, out->f.f32, o->log, err);
+    mla_status st = mla_graft(w->partial, in->model, &out->f, out->recipe.old_names, o->log, err);
     if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
     if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
     if (st == MLA_OK) st = mla_workdir_finish(w, err);
@@ -124,7 +124,7 @@ static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_
 {
     size_t rank, n;
     const mla_config *c = mla_model_config(in->model);
-    mla_status st = mla_rank_uniform(&rank, c, r->layout, r->groups, r->budget, err);
+    mla_status st = mla_recipe_rank(&rank, r, c, err);
     if (st == MLA_OK) st = mla_factors_dims(c, r->layout, r->groups, &n, err);
     if (st == MLA_OK) *yes = rank == n * r->groups;
     return st;
@@ -214,14 +214,6 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     return st;
 }
 
-/* The recipe as the receipt records it: what the factors file decided, and the ranks that were asked for. */
-static void adopt(mla_recipe *r, const mla_factorization *f)
-{
-    r->factors_dtype = f->f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
-    r->layout = f->factors[0].layout;
-    r->groups = f->factors[0].groups;
-}
-
 mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const char *factors, mla_err *err)
 {
     *out = (mla_build_result){.recipe = o->recipe};
@@ -235,11 +227,17 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = mla_sha256_files(&fd, 1, o->pool, NULL, err);
     if (st == MLA_OK) st = mla_factor_source_read(&src, factors, in.model, err);
+    if (st == MLA_OK) {
+        out->recipe.layout = src.layer[0].f.layout;
+        out->recipe.groups = src.layer[0].f.groups;
+        out->recipe.balance = 0;
+        st = mla_recipe_settle(&out->recipe, mla_model_config(in.model), err);
+    }
     mla_prefix_opts po = {.recipe = &out->recipe, .rank = o->rank, .n_rank = o->n_rank};
     if (st == MLA_OK) st = mla_prefix(&out->f, &src, mla_model_config(in.model), &po, &note, err);
     if (st == MLA_OK) {
         if (note.len) mla_warn(o->log, "%s", mla_str_c(&note));
-        adopt(&out->recipe, &out->f);
+        out->recipe.factors_dtype = out->f.f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
         memcpy(in.fit_digest, fd.digest, 32); /* the factors file takes the corpus's place in key and receipt */
         st = graft_key(key, &in, &out->recipe, &out->f, err);
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "retrofit/divisor.h"
 #include "retrofit/metric.h"
 #include "retrofit/moments.h"
 
@@ -19,6 +20,8 @@ struct mla_collector {
     double *inv_freq;
     float *host;            /* q, q_rot, k_rot, v, o, gate, y of one row */
     double *w;              /* (T) */
+    float **gain;           /* layout P: per full-attention layer, the key norm's gain on the latent's dims; NULL otherwise */
+    float *inv2;            /* layout P: (T, G) */
     mla_mem *dev_y, *dev_w, *dev_shift, *dev_acc, *dev_sum;
     mla_seq **seq;
     /* of the run in progress */
@@ -52,7 +55,8 @@ static mla_status fetch_gate(mla_collector *c, float *dst, const mla_tap_attn *a
     return st;
 }
 
-/* y (T, n): keys' latent dims of all KV heads, then all values. k is before (rebuild) or beyond (N) the rotation. */
+/* y (T, n): keys' latent dims of all KV heads, then all values. k is before (rebuild) or beyond (N, P) the rotation, in
+ * layout P before its norm, too. */
 static void features(float *y, const float *k, const float *v, size_t T, const mla_layer_stats *l)
 {
     size_t G = l->G, d = l->d, dk = l->dk, skip = d - dk;
@@ -107,13 +111,18 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     bool plain = c->o.plain;
     if (st == MLA_OK && !plain) st = fetch(c, q, a->q, hq, err);
     if (st == MLA_OK && !plain) st = fetch(c, qr, a->q_rot, hq, err);
-    if (st == MLA_OK) st = fetch(c, k, a->k, hk, err);
+    if (st == MLA_OK) st = fetch(c, k, c->gain ? a->k_pre : a->k, hk, err);
     if (st == MLA_OK && !plain) st = fetch(c, kr, a->k_rot, hk, err);
     if (st == MLA_OK) st = fetch(c, v, a->v, hk, err);
     if (st == MLA_OK && !plain) st = fetch(c, o, a->o, hq, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     mla_moment_opts mo = {.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
                           .rope_gain = c->cfg->rope.attention_factor};
+    if (c->gain) {
+        mla_divisor_add(l, c->inv2, k, T, c->cfg->rms_eps);
+        row.inv2 = c->inv2;
+        mo.gain = c->gain[i] + (l->d - l->dk);
+    }
     for (size_t t = 0; plain && t < T; t++) c->w[t] = 1;
     if (!plain) mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
     features(y, k, v, T, l);
@@ -187,6 +196,17 @@ static mla_status settle_roots(mla_collector *c, const mla_stats *s, mla_err *er
     return st;
 }
 
+/* What layout P needs besides: the gains of the keys' norms. */
+static mla_status settle_gains(mla_collector *c, const mla_stats *s, mla_err *err)
+{
+    mla_status st = MLA_OK;
+    c->gain = mla_alloc(s->layers, 1, sizeof *c->gain);
+    c->inv2 = mla_alloc(c->o.row_tokens, c->cfg->kv_heads, sizeof *c->inv2);
+    if (!c->gain || !c->inv2) return mla_fail(err, MLA_ENOMEM, "divisors of %zu layers", s->layers);
+    for (size_t i = 0; st == MLA_OK && i < s->layers; i++) st = mla_model_vec(c->o.model, MLA_W_K_NORM, s->layer[i].layer, s->layer[i].d, &c->gain[i], err);
+    return st;
+}
+
 static mla_status device_scratch(mla_collector *c, const mla_layer_stats *l, mla_err *err)
 {
     mla_backend *be = c->o.be;
@@ -227,6 +247,7 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
         goto done;
     }
     mla_rope_inv_freq(c->cfg, T, c->inv_freq);
+    if (o->layout == MLA_LAYOUT_P && (st = settle_gains(c, &probe, err)) != MLA_OK) goto done;
     if ((st = mla_moments_new(&c->mom, l, T, o->pool, err)) != MLA_OK || (st = device_scratch(c, l, err)) != MLA_OK) goto done;
     for (size_t i = 0; st == MLA_OK && i < c->o.rows_per_run; i++) st = mla_seq_new(&c->seq[i], o->rt, T, err);
     if (st == MLA_OK && c->cfg->attn_gate && !o->plain) {
@@ -246,6 +267,9 @@ void mla_collector_free(mla_collector *c)
 {
     if (!c) return;
     for (size_t i = 0; c->R && i < c->layers; i++) mla_free(c->R[i]);
+    for (size_t i = 0; c->gain && i < c->layers; i++) mla_free(c->gain[i]);
+    mla_free(c->gain);
+    mla_free(c->inv2);
     for (size_t i = 0; c->seq && i < c->o.rows_per_run; i++) mla_seq_free(c->seq[i]);
     mla_mem *dev[] = {c->dev_y, c->dev_w, c->dev_shift, c->dev_acc, c->dev_sum};
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "retrofit/divisor.h"
 
 typedef struct {
     const mla_model *m;
@@ -119,17 +120,23 @@ static bool rounding_costs(const mla_factorization *f)
 static mla_status choose_ranks(size_t *rank, const work *w, size_t n, mla_err *err)
 {
     size_t uniform;
+    const mla_rank_set *set = &w->r->rank_set;
+    size_t at; /* where all layers stand when ranks are uniform, and where sensitivities are measured */
     mla_status st = mla_rank_uniform(&uniform, mla_model_config(w->m), w->r->layout, w->r->groups, w->r->budget, err);
+    if (st == MLA_OK) st = mla_rank_in_set(&at, set, uniform, err);
     if (st != MLA_OK) return st;
-    for (size_t i = 0; i < n; i++) rank[i] = uniform;
+    for (size_t i = 0; i < n; i++) rank[i] = at;
     size_t min = mla_rank_min(uniform, w->r->groups);
-    if (w->r->allocation == MLA_ALLOC_SPECTRUM) return mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, min, err);
+    if (w->r->allocation == MLA_ALLOC_SPECTRUM)
+        return set->n ? mla_rank_allocate_set(rank, w->sol, n, NULL, uniform * n, set, err)
+                      : mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, min, err);
     if (w->r->allocation != MLA_ALLOC_PROBE) return MLA_OK;
     if (!w->probe) return mla_fail(err, MLA_EINVAL, "allocation by probe needs held-out text");
     double *eta = mla_alloc(n, 1, sizeof *eta);
     if (!eta) return mla_fail(err, MLA_ENOMEM, "sensitivities of %zu layers", n);
     st = mla_probe_eta(w->probe, eta, w->sol, rank, n, err);
-    if (st == MLA_OK) st = mla_rank_allocate(rank, w->sol, n, eta, uniform * n, min, err);
+    if (st == MLA_OK)
+        st = set->n ? mla_rank_allocate_set(rank, w->sol, n, eta, uniform * n, set, err) : mla_rank_allocate(rank, w->sol, n, eta, uniform * n, min, err);
     mla_free(eta);
     return st;
 }
@@ -191,7 +198,11 @@ mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, co
         st = mla_factors_new(f, r->layout, r->groups, n, n, err);
         if (st != MLA_OK) break;
         mla_factors_identity(f);
-        size_t keys = r->layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : c->head_dim;
+        if (mla_layout_divisors(c, r->layout)) {
+            st = mla_factors_centers(f, c->kv_heads, err);
+            if (st == MLA_OK) st = mla_divisor_guess(m, l, f->center, err);
+        }
+        size_t keys = r->layout == MLA_LAYOUT_REBUILD ? c->head_dim : c->head_dim - c->rope.rot;
         out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = n * r->groups, .held_out = -1,
                                                         .k_share = (double)keys / (double)(keys + c->head_dim)};
     }

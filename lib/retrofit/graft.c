@@ -11,7 +11,8 @@
 #include "tensor/compare.h"
 #include "tensor/dtype.h"
 
-static const char *const PART[3] = {"encoder.weight", "decoder.weight", "mean"};
+enum { PARTS = 4 };
+static const char *const PART[PARTS] = {"encoder.weight", "decoder.weight", "mean", "divisor_center"}; /* the last in layout p */
 
 mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err)
 {
@@ -32,33 +33,33 @@ mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, 
 
 static void part_shape(const mla_factors *f, size_t part, size_t shape[3], size_t *ndim)
 {
-    const size_t s[3][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}};
+    const size_t s[PARTS][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}, {f->heads, 0, 0}};
     memcpy(shape, s[part], sizeof s[part]);
-    *ndim = part == 2 ? 2 : 3;
+    *ndim = part == 3 ? 1 : part == 2 ? 2 : 3;
 }
 
 mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers, bool f32,
                              unsigned char digest[32], mla_err *err)
 {
-    size_t n = layers * 3;
+    size_t per = f->center ? PARTS : PARTS - 1, n = layers * per;
     mla_tensor *t = mla_alloc(n, 1, sizeof *t);
     char **name = mla_alloc(n, 1, sizeof *name);
     void **data = mla_alloc(n, 1, sizeof *data);
     mla_str s = MLA_STR_MAX(1024);
     mla_status st = t && name && data ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", layers);
     for (size_t i = 0; st == MLA_OK && i < n; i++) {
-        const mla_factors *fl = &f[i / 3];
-        const float *src[3] = {fl->E, fl->D, fl->mu};
-        t[i].dtype = i % 3 == 2 || f32 ? MLA_F32 : MLA_BF16;
-        part_shape(fl, i % 3, t[i].shape, &t[i].ndim);
+        const mla_factors *fl = &f[i / per];
+        const float *src[PARTS] = {fl->E, fl->D, fl->mu, fl->center};
+        t[i].dtype = i % per >= 2 || f32 ? MLA_F32 : MLA_BF16;
+        part_shape(fl, i % per, t[i].shape, &t[i].ndim);
         size_t count = mla_tensor_numel(&t[i]);
         t[i].nbytes = count * mla_dtype_bits(t[i].dtype) / 8;
-        if ((st = mla_factors_name(&s, base, layer[i / 3], PART[i % 3], err)) != MLA_OK) break;
+        if ((st = mla_factors_name(&s, base, layer[i / per], PART[i % per], err)) != MLA_OK) break;
         name[i] = mla_strdup(mla_str_c(&s));
         data[i] = mla_alloc_raw(t[i].nbytes, 1, 1);
-        if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", layer[i / 3]);
-        else if (mla_count_nonfinite(src[i % 3], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
-        else (void)mla_from_f32(data[i], src[i % 3], t[i].dtype, count);
+        if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", layer[i / per]);
+        else if (mla_count_nonfinite(src[i % per], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
+        else (void)mla_from_f32(data[i], src[i % per], t[i].dtype, count);
         t[i].name = name[i];
         t[i].data = data[i];
     }
@@ -86,13 +87,14 @@ static mla_dtype gguf_dtype(const mla_model *base)
     return MLA_BF16;
 }
 
-static mla_status write_config(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, const unsigned char digest[32],
+static mla_status write_config(const char *dir, const mla_model *base, const mla_factorization *f, bool old_names, const unsigned char digest[32],
                                const mla_writer_opts *wo, mla_err *err)
 {
     const mla_config *c = mla_model_config(base);
     mla_json *doc = NULL;
     char file[] = MLA_FACTORS_FILE, *path = mla_path_join(dir, "config.json");
-    mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .dtype = f32 ? MLA_F32 : MLA_BF16, .factors_file = file};
+    mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .dtype = f->f32 ? MLA_F32 : MLA_BF16, .factors_file = file,
+                              .old_names = old_names};
     r.rank = mla_alloc(c->layers, 1, sizeof *r.rank);
     memcpy(r.factors_sha256, digest, 32);
     mla_status st = r.rank && path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "config of %zu layers", c->layers);
@@ -105,7 +107,7 @@ static mla_status write_config(const char *dir, const mla_model *base, const mla
     return st;
 }
 
-mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool f32, mla_log *log, mla_err *err)
+mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool old_names, mla_log *log, mla_err *err)
 {
     static const char *const ADDED[] = {MLA_FACTORS_FILE};
     mla_writer_opts wo = {.dtype = gguf_dtype(base), .log = log};
@@ -116,9 +118,9 @@ mla_status mla_graft(const char *dir, const mla_model *base, const mla_factoriza
     mla_status st = path && layer && f->layers ? MLA_OK : mla_fail(err, MLA_ENOMEM, "graft");
     for (size_t i = 0; st == MLA_OK && i < f->layers; i++) layer[i] = f->result[i].layer;
     if (st == MLA_OK) st = mla_writer_place_base(base, dir, &wo, &placed, err);
-    if (st == MLA_OK) st = mla_factors_write(path, base, f->factors, layer, f->layers, f32, digest, err);
+    if (st == MLA_OK) st = mla_factors_write(path, base, f->factors, layer, f->layers, f->f32, digest, err);
     if (st == MLA_OK) st = mla_writer_index(base, dir, ADDED, 1, err);
-    if (st == MLA_OK) st = write_config(dir, base, f, f32, digest, &wo, err);
+    if (st == MLA_OK) st = write_config(dir, base, f, old_names, digest, &wo, err);
     if (st == MLA_OK)
         mla_info(log, "base files: %zu linked, %zu cloned, %zu copied, %zu written", placed.linked, placed.cloned, placed.copied, placed.written);
     mla_free(path);

@@ -91,10 +91,17 @@ static void softmax_row(float *p, size_t t, size_t T)
     memset(p + t + 1, 0, (T - t - 1) * sizeof *p);
 }
 
-/* c (T, T) := p^2 |u_s - ub_t|^2, using the product c = ub u^T already in place, clipped at 0 against rounding;
- * total (T) = row sums, in eight fixed lanes. */
-static void weigh(float *c, double *total, const float *P, const float *u2, const float *ub, size_t T, size_t d)
+/* c (T, T) := p^2 |u_s - ub_t|^2, using the product c = ub u^T already in place, clipped at 0 against rounding; times
+ * inv2 of key s, ld apart, in layout P. total (T) = row sums, in eight fixed lanes. */
+typedef struct {
+    const float *P, *u2, *ub, *inv2;
+    size_t T, d, ld;
+} weigh_args;
+
+static void weigh(float *c, double *total, const weigh_args *w)
 {
+    size_t T = w->T, d = w->d;
+    const float *P = w->P, *u2 = w->u2, *ub = w->ub;
     for (size_t t = 0; t < T; t++) {
         double lane[8] = {0};
         float b2 = 0, *row = c + t * T;
@@ -104,6 +111,7 @@ static void weigh(float *c, double *total, const float *P, const float *u2, cons
             float e = u2[s] + b2 - 2 * row[s];
             row[s] = e > 0 ? p[s] * p[s] * e : 0;
         }
+        for (size_t s = 0; w->inv2 && s <= t; s++) row[s] *= w->inv2[s * w->ld];
         for (size_t s = 0; s <= t; s++) lane[s % 8] += row[s];
         total[t] = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
     }
@@ -126,6 +134,7 @@ static void query_metric(double *M, const job *j, size_t h, const double *total,
         float r = (float)sqrt(total[t]);
         const float *q = j->row->q + (t * s->H + h) * d + (d - dk);
         for (size_t i = 0; i < dk; i++) X[t * dk + i] = r * q[i];
+        for (size_t i = 0; j->o->gain && i < dk; i++) X[t * dk + i] *= j->o->gain[i];
     }
     add_gram(M, X, T, dk, tmp);
 }
@@ -186,7 +195,7 @@ static void one_head(void *ctx, size_t b, size_t e, size_t worker)
         }
         mla_sgemm(&(mla_sgemm_args){.tb = true, .M = T, .N = T, .K = d, .alpha = 1, .a = ub, .lda = d, .b = u, .ldb = d, .c = c, .ldc = T});
         double *total = m->total + worker * m->max_T;
-        weigh(c, total, P, u2, ub, T, d);
+        weigh(c, total, &(weigh_args){.P = P, .u2 = u2, .ub = ub, .inv2 = row->inv2 ? row->inv2 + g : NULL, .T = T, .d = d, .ld = G});
         double *M = m->Mh + h * dk * dk;
         memset(M, 0, dk * dk * sizeof *M);
         if (dk == d && j->o->rot > 0) query_metric_rotated(M, j, h, c, total, X, tmp);

@@ -19,12 +19,14 @@ typedef struct {            /* host f32, dense */
     const float *v;         /* (T, G, d) */
     const float *o;         /* (T, H, d) before the gate */
     const float *gate;      /* (T, H, d) pre-sigmoid; NULL when ungated */
+    const float *inv2;      /* (T, G) layout P: 1 / rms^2 of every key before its norm; NULL otherwise */
 } mla_row;
 
 typedef struct {
     double attn_scale;
     size_t rot;              /* rotated dims per head */
     const double *inv_freq;  /* (rot/2) */
+    const float *gain;       /* (dk) layout P: gain of the keys' norm on the latent's dims; NULL otherwise */
     double rope_gain;        /* attention_factor of the RoPE kind: in-frame queries carry it */
 } mla_moment_opts;
 

@@ -42,6 +42,13 @@ mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool 
     *out = (mla_nested){.layer = s->layer, .keys = s->keys};
     mla_status st = mla_factors_new(&out->f, s->layout, g, n, r, err);
     if (st != MLA_OK) return st;
+    if (s->center) {
+        if ((st = mla_factors_centers(&out->f, s->heads, err)) != MLA_OK) {
+            mla_nested_free(out);
+            return st;
+        }
+        memcpy(out->f.center, s->center, s->heads * sizeof *s->center);
+    }
     out->cross = cross ? mla_alloc_raw(g * n, r, sizeof *out->cross) : NULL;
     out->sigma = mla_alloc_raw(g, n, sizeof *out->sigma);
     if ((cross && !out->cross) || !out->sigma) st = mla_fail(err, MLA_ENOMEM, "layer %zu: factors of rank %zu", s->layer, r);
@@ -77,6 +84,16 @@ static mla_status refit(float *D, const float *E, const double *X, size_t ldx, s
     return st;
 }
 
+mla_status mla_nested_new(mla_factors *out, const mla_nested *ne, size_t r, mla_err *err)
+{
+    const mla_factors *f = &ne->f;
+    mla_status st = mla_factors_new(out, f->layout, f->groups, f->n, r, err);
+    if (st == MLA_OK && f->center) st = mla_factors_centers(out, f->heads, err);
+    if (st == MLA_OK && f->center) memcpy(out->center, f->center, f->heads * sizeof *f->center);
+    if (st != MLA_OK) mla_factors_free(out);
+    return st;
+}
+
 void mla_nested_cut(mla_factors *out, const mla_nested *ne)
 {
     const mla_factors *f = &ne->f;
@@ -94,7 +111,7 @@ mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, 
     size_t n = f->n, R = f->r;
     if (bf16 && !ne->cross && r != n) return mla_fail(err, MLA_EINTERNAL, "layer %zu: no cross moments to refit the decoder with", ne->layer);
     if (r > R && r != n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group, the factors hold %zu", ne->layer, r, R);
-    mla_status st = mla_factors_new(out, f->layout, f->groups, n, r, err);
+    mla_status st = mla_nested_new(out, ne, r, err);
     if (st != MLA_OK) return st;
     if (r == n) { /* lossless: squared eigenvalues cannot give it, the identity does (algorithms 8, point 3) */
         mla_factors_identity(out);

@@ -29,6 +29,8 @@ void mla_nested_free(mla_nested *ne); /* zeroed struct is fine */
 /* Factors of r <= ne->f.r values per group; r == n gives the exact identity. bf16 as in mla_solution_factors. */
 MLA_CHECKED mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_err *err);
 
+/* Empty factors of rank r with the divisors' centres of ne. */
+MLA_CHECKED mla_status mla_nested_new(mla_factors *out, const mla_nested *ne, size_t r, mla_err *err);
 /* out (allocated, rank out->r <= ne->f.r) = the leading directions as they stand. */
 void mla_nested_cut(mla_factors *out, const mla_nested *ne);
 

@@ -9,8 +9,8 @@
 #include "tensor/compare.h"
 #include "tensor/dtype.h"
 
-static const char *const PART[] = {"encoder.weight", "decoder.weight", "mean", "nested.cross", "nested.spectrum"};
-enum { ENCODER, DECODER, MEAN, CROSS, SPECTRUM, PARTS };
+static const char *const PART[] = {"encoder.weight", "decoder.weight", "mean", "divisor_center", "nested.cross", "nested.spectrum"};
+enum { ENCODER, DECODER, MEAN, CENTER, CROSS, SPECTRUM, PARTS };
 
 #define META_DTYPE "mla_nested_dtype" /* present in nested files: the stored precision that the solve settled on */
 #define META_REFINED "mla_refined"    /* factors that were moved after solving: exact at their own rank only */
@@ -19,9 +19,10 @@ enum { ENCODER, DECODER, MEAN, CROSS, SPECTRUM, PARTS };
 static mla_tensor part_of(const mla_nested *ne, size_t k)
 {
     const mla_factors *f = &ne->f;
-    const size_t shape[PARTS][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}};
-    const void *data[PARTS] = {f->E, f->D, f->mu, ne->cross, ne->sigma};
-    mla_tensor t = {.dtype = k < CROSS ? MLA_F32 : MLA_F64, .ndim = k == MEAN || k == SPECTRUM ? 2 : 3, .data = data[k]};
+    const size_t shape[PARTS][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}, {f->heads, 0, 0},
+                                    {f->groups, f->n, f->r}, {f->groups, f->n, 0}};
+    const void *data[PARTS] = {f->E, f->D, f->mu, f->center, ne->cross, ne->sigma};
+    mla_tensor t = {.dtype = k < CROSS ? MLA_F32 : MLA_F64, .ndim = k == CENTER ? 1 : k == MEAN || k == SPECTRUM ? 2 : 3, .data = data[k]};
     memcpy(t.shape, shape[k], sizeof shape[k]);
     t.nbytes = mla_tensor_numel(&t) * mla_dtype_bits(t.dtype) / 8;
     return t;
@@ -42,6 +43,7 @@ static mla_status declare(mla_stw *w, const mla_model *base, const mla_nested *n
     mla_status st = MLA_OK;
     for (size_t k = 0; st == MLA_OK && k < PARTS; k++) {
         mla_tensor t = part_of(ne, k);
+        if (k == CENTER && !ne->f.center) continue;
         st = mla_factors_name(name, base, ne->layer, PART[k], err);
         if (st == MLA_OK) st = check_part(&t, mla_str_c(name), err);
         if (st == MLA_OK) st = mla_stw_declare(w, mla_str_c(name), t.dtype, t.ndim, t.shape, err);
@@ -99,14 +101,14 @@ static char *plain_text(const char *s)
     return t;
 }
 
-/* Which layout has n features in each of g groups of this base. */
-static mla_status layout_of(mla_layout *out, const mla_tensor *e, const mla_config *c, mla_err *err)
+/* Which layout has n features in each of g groups of this base; divisors tell layout P. */
+static mla_status layout_of(mla_layout *out, const mla_tensor *e, bool divisors, const mla_config *c, mla_err *err)
 {
     size_t g = e->shape[0], r = e->shape[1], n = e->shape[2], nn = 0, nr = 0;
     if (g == 0 || c->kv_heads % g) return mla_fail(err, MLA_EFORMAT, "%s: %zu groups do not divide %zu KV heads", e->name, g, c->kv_heads);
     *out = MLA_LAYOUT_NONE;
     if (mla_factors_dims(c, MLA_LAYOUT_REBUILD, g, &nr, err) == MLA_OK && n == nr) *out = MLA_LAYOUT_REBUILD;
-    if (c->rope.rot < c->head_dim && mla_factors_dims(c, MLA_LAYOUT_N, g, &nn, err) == MLA_OK && n == nn) *out = MLA_LAYOUT_N;
+    if (c->rope.rot < c->head_dim && mla_factors_dims(c, MLA_LAYOUT_N, g, &nn, err) == MLA_OK && n == nn) *out = divisors ? MLA_LAYOUT_P : MLA_LAYOUT_N;
     if (*out == MLA_LAYOUT_NONE || r == 0 || r > n)
         return mla_fail(err, MLA_EFORMAT, "%s: %zu features and rank %zu fit no layout of this base (n: %zu, rebuild: %zu)", e->name, n, r, nn, nr);
     return MLA_OK;
@@ -133,23 +135,23 @@ static mla_status load_f64(double **out, size_t count, const mla_tensor *t, mla_
     return check_part(t, t->name, err);
 }
 
-static mla_status load_layer(mla_nested *ne, mla_dtype *dtype, const mla_st *file, const mla_model *base, size_t parts, mla_err *err)
+static mla_status load_layer(mla_nested *ne, mla_dtype *dtype, const mla_st *file, const mla_model *base, bool nested, mla_err *err)
 {
     const mla_tensor *t[PARTS] = {0};
     mla_str s = MLA_STR_MAX(1024);
     const mla_config *c = mla_model_config(base);
     mla_status st = MLA_OK;
     char text[96];
-    for (size_t k = 0; st == MLA_OK && k < parts; k++) {
+    for (size_t k = 0; st == MLA_OK && k < PARTS; k++) {
         st = mla_factors_name(&s, base, ne->layer, PART[k], err);
-        if (st == MLA_OK && !(t[k] = mla_st_find(file, mla_str_c(&s)))) st = mla_fail(err, MLA_EFORMAT, "%s is missing", mla_str_c(&s));
+        if (st == MLA_OK && !(t[k] = mla_st_find(file, mla_str_c(&s))) && k != CENTER && (nested || k < CROSS)) st = mla_fail(err, MLA_EFORMAT, "%s is missing", mla_str_c(&s));
     }
     mla_str_free(&s);
     if (st != MLA_OK) return st;
     const mla_tensor *e = t[ENCODER];
     if (e->ndim != 3) return mla_fail(err, MLA_EFORMAT, "%s: expected [groups, r, n], found %s", e->name, mla_tensor_text(e, text, sizeof text));
     mla_layout layout = MLA_LAYOUT_NONE;
-    if ((st = layout_of(&layout, e, c, err)) != MLA_OK) return st;
+    if ((st = layout_of(&layout, e, t[CENTER] != NULL, c, err)) != MLA_OK) return st;
     size_t g = e->shape[0], r = e->shape[1], n = e->shape[2], d_key;
     d_key = n / (c->kv_heads / g) - c->head_dim;
     ne->keys = c->kv_heads / g * d_key;
@@ -158,15 +160,17 @@ static mla_status load_layer(mla_nested *ne, mla_dtype *dtype, const mla_st *fil
     if (st == MLA_OK) st = load_f32(ne->f.E, g * r * n, t[ENCODER], err);
     if (st == MLA_OK) st = load_f32(ne->f.D, g * n * r, t[DECODER], err);
     if (st == MLA_OK) st = load_f32(ne->f.mu, g * n, t[MEAN], err);
-    if (st == MLA_OK && parts == PARTS) st = load_f64(&ne->cross, g * n * r, t[CROSS], err);
-    if (st == MLA_OK && parts == PARTS) st = load_f64(&ne->sigma, g * n, t[SPECTRUM], err);
+    if (st == MLA_OK && t[CENTER]) st = mla_factors_centers(&ne->f, c->kv_heads, err);
+    if (st == MLA_OK && t[CENTER]) st = load_f32(ne->f.center, c->kv_heads, t[CENTER], err);
+    if (st == MLA_OK && nested) st = load_f64(&ne->cross, g * n * r, t[CROSS], err);
+    if (st == MLA_OK && nested) st = load_f64(&ne->sigma, g * n, t[SPECTRUM], err);
     return st;
 }
 
 static mla_status read_layers(mla_factor_source *out, const mla_st *file, const mla_model *base, mla_err *err)
 {
     const mla_config *c = mla_model_config(base);
-    size_t full = mla_config_full_layers(c), parts = out->nested ? PARTS : CROSS;
+    size_t full = mla_config_full_layers(c), parts = out->nested ? PARTS - 1 : CENTER;
     mla_status st = MLA_OK;
     out->layer = mla_alloc(full, 1, sizeof *out->layer);
     if (!out->layer) return mla_fail(err, MLA_ENOMEM, "factors of %zu layers", full);
@@ -175,11 +179,12 @@ static mla_status read_layers(mla_factor_source *out, const mla_st *file, const 
         if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
         mla_nested *ne = &out->layer[out->layers++];
         ne->layer = l;
-        st = load_layer(ne, &dtype, file, base, parts, err);
+        st = load_layer(ne, &dtype, file, base, out->nested, err);
         if (!out->nested) out->f32 = dtype == MLA_F32;
         if (st == MLA_OK && (ne->f.layout != out->layer[0].f.layout || ne->f.groups != out->layer[0].f.groups))
             st = mla_fail(err, MLA_EFORMAT, "layer %zu: layout or groups differ from the first layer's", l);
     }
+    if (st == MLA_OK && out->layer[0].f.center) parts++;
     if (st == MLA_OK && mla_st_count(file) != parts * full)
         st = mla_fail(err, MLA_EFORMAT, "%zu tensors, expected %zu: %zu for each of %zu full-attention layers", mla_st_count(file), parts * full, parts, full);
     return st;

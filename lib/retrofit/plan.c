@@ -11,18 +11,19 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     p->linear_layers = c->layers - p->full_layers;
     size_t n, G = c->kv_heads, d = c->head_dim, H = c->heads;
     mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
-    if (st == MLA_OK) st = mla_rank_uniform(&p->rank, c, r->layout, r->groups, r->budget, err);
+    if (st == MLA_OK) st = mla_recipe_rank(&p->rank, r, c, err);
     if (st != MLA_OK) return st;
     p->features = n * r->groups;
-    p->rotary_values = r->layout == MLA_LAYOUT_N ? G * c->rope.rot : 0;
+    p->rotary_values = mla_layout_rotary(c, r->layout);
+    p->divisors = mla_layout_divisors(c, r->layout);
     p->base_values = 2 * G * d;
-    p->cached_values = p->rank + p->rotary_values;
+    p->cached_values = p->rank + p->rotary_values + p->divisors;
     p->base_kv_bytes = 2ull * p->base_values * p->full_layers;
     p->kv_bytes = 2ull * p->cached_values * p->full_layers;
     uint64_t bytes = r->factors_dtype == MLA_FACTORS_BF16 ? 2 : 4; /* auto: the larger */
     p->factor_bytes = p->full_layers * ((uint64_t)p->rank * n * 2 * bytes + (uint64_t)p->features * 4);
     p->base_bytes = mla_model_stored_bytes(m);
-    size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_N ? d - c->rope.rot : d) + d), dk = all / G - d;
+    size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_REBUILD ? d : d - c->rope.rot) + d), dk = all / G - d;
     mla_metric_blocks(H, G, d, &blocks, &dim);
     uint64_t gate = c->attn_gate ? (uint64_t)blocks * dim * dim : 0;
     p->stats_bytes = 8 * p->full_layers * ((uint64_t)all * all + 2 * all + (uint64_t)G * dk * dk + (uint64_t)H * H + gate);
@@ -44,6 +45,7 @@ void mla_plan_to_json(const mla_plan *p, const mla_recipe *r, mla_jv *o)
     mla_jv_set_size(o, "rank", p->rank);
     mla_jv_set_size(o, "lossless_rank", p->features);
     mla_jv_set_size(o, "rotary_values", p->rotary_values);
+    if (p->divisors) mla_jv_set_size(o, "divisor_values", p->divisors);
     mla_jv_set_size(o, "base_values_per_token_layer", p->base_values);
     mla_jv_set_size(o, "cached_values_per_token_layer", p->cached_values);
     mla_jv_set_f64(o, "keep", (double)p->cached_values / (double)p->base_values);
@@ -62,8 +64,14 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
     mla_str_printf(s, "layout                 %s, %zu group%s\n", mla_layout_name(r->layout), r->groups, r->groups == 1 ? "" : "s");
     mla_str_printf(s, "attention layers       %zu full, %zu other\n", p->full_layers, p->linear_layers);
     mla_str_printf(s, "rank                   %zu of %zu (lossless), per token and layer\n", p->rank, p->features);
-    mla_str_printf(s, "cached values          %zu = %zu latent + %zu rotary; the base caches %zu (keep %.3f)\n", p->cached_values, p->rank,
-                   p->rotary_values, p->base_values, (double)p->cached_values / (double)p->base_values);
+    if (r->rank_set.n) {
+        mla_str_put(s, "ranks of layers        from ");
+        for (size_t i = 0; i < r->rank_set.n; i++) mla_str_printf(s, "%s%zu", i ? ", " : "", r->rank_set.rank[i]);
+        mla_str_put(s, r->allocation == MLA_ALLOC_UNIFORM ? " (the largest that fits, in all layers)\n" : " (spread at building, at most the rank above on average)\n");
+    }
+    mla_str_printf(s, "cached values          %zu = %zu latent + %zu rotary", p->cached_values, p->rank, p->rotary_values);
+    if (p->divisors) mla_str_printf(s, " + %zu divisors", p->divisors);
+    mla_str_printf(s, "; the base caches %zu (keep %.3f)\n", p->base_values, (double)p->cached_values / (double)p->base_values);
     mla_str_printf(s, "KV bytes per token     %llu bf16, %llu FP8; the base %llu bf16\n", (unsigned long long)p->kv_bytes,
                    (unsigned long long)p->kv_bytes / 2, (unsigned long long)p->base_kv_bytes);
     mla_str_printf(s, "added weights          %s beside %s of base weights\n", mla_bytes_text(a, sizeof a, (double)p->factor_bytes),

@@ -13,7 +13,7 @@
 typedef struct {
     size_t full_layers, linear_layers;
     size_t rank, features, groups;      /* latent values per token and layer, lossless count, groups */
-    size_t rotary_values;               /* cached beside the latent, per token and layer */
+    size_t rotary_values, divisors;     /* cached beside the latent, per token and layer */
     size_t base_values, cached_values;  /* per token and layer */
     uint64_t base_kv_bytes, kv_bytes;   /* per token over all layers, bf16 */
     uint64_t factor_bytes;              /* added weights */

@@ -9,13 +9,15 @@
 static bool has_budget(const mla_recipe *r) { return r->budget.keep > 0 || r->budget.rank || r->budget.kv_bytes; }
 
 /* Spectra as the allocator wants them. */
-static mla_status allocate(size_t *rank, const mla_factor_source *src, size_t uniform, size_t groups, mla_err *err)
+static mla_status allocate(size_t *rank, const mla_factor_source *src, size_t uniform, const mla_rank_set *set, mla_err *err)
 {
     mla_solution *s = mla_alloc(src->layers, 1, sizeof *s);
     if (!s) return mla_fail(err, MLA_ENOMEM, "ranks of %zu layers", src->layers);
+    size_t groups = src->layer[0].f.groups;
     for (size_t i = 0; i < src->layers; i++)
         s[i] = (mla_solution){.groups = src->layer[i].f.groups, .n = src->layer[i].f.n, .sigma = src->layer[i].sigma};
-    mla_status st = mla_rank_allocate(rank, s, src->layers, NULL, uniform * src->layers, mla_rank_min(uniform, groups), err);
+    mla_status st = set->n ? mla_rank_allocate_set(rank, s, src->layers, NULL, uniform * src->layers, set, err)
+                           : mla_rank_allocate(rank, s, src->layers, NULL, uniform * src->layers, mla_rank_min(uniform, groups), err);
     mla_free(s);
     return st;
 }
@@ -23,7 +25,7 @@ static mla_status allocate(size_t *rank, const mla_factor_source *src, size_t un
 static mla_status choose(size_t *rank, const mla_factor_source *src, const mla_config *c, const mla_prefix_opts *o, mla_err *err)
 {
     const mla_factors *f = &src->layer[0].f;
-    size_t uniform;
+    size_t uniform, at;
     if (o->rank) {
         if (o->n_rank != src->layers)
             return mla_fail(err, MLA_EINVAL, "--ranks: %zu given, the model has %zu full-attention layers", o->n_rank, src->layers);
@@ -33,13 +35,14 @@ static mla_status choose(size_t *rank, const mla_factor_source *src, const mla_c
     for (size_t i = 0; i < src->layers; i++) rank[i] = src->layer[i].f.groups * src->layer[i].f.r;
     if (!has_budget(o->recipe)) return MLA_OK;
     mla_status st = mla_rank_uniform(&uniform, c, f->layout, f->groups, o->recipe->budget, err);
+    if (st == MLA_OK) st = mla_rank_in_set(&at, &o->recipe->rank_set, uniform, err);
     if (st != MLA_OK) return st;
-    for (size_t i = 0; i < src->layers; i++) rank[i] = uniform;
+    for (size_t i = 0; i < src->layers; i++) rank[i] = at;
     if (o->recipe->allocation == MLA_ALLOC_UNIFORM || uniform == f->groups * f->n) return MLA_OK;
     if (o->recipe->allocation != MLA_ALLOC_SPECTRUM)
         return mla_fail(err, MLA_EINVAL, "--allocation probe runs the model over text: use build, or give the ranks it chose with --ranks");
     if (!src->nested) return mla_fail(err, MLA_EINVAL, "--allocation spectrum needs the spectra: solve the factors with --nested");
-    return allocate(rank, src, uniform, f->groups, err);
+    return allocate(rank, src, uniform, &o->recipe->rank_set, err);
 }
 
 static bool is_identity(const mla_factors *f)
@@ -92,7 +95,7 @@ static mla_status take(mla_factors *f, const mla_factor_source *src, size_t i, s
 {
     const mla_nested *ne = &src->layer[i];
     if (src->nested) return mla_nested_factors(f, ne, per, !src->f32, err);
-    mla_status st = mla_factors_new(f, ne->f.layout, ne->f.groups, ne->f.n, per, err);
+    mla_status st = mla_nested_new(f, ne, per, err);
     if (st == MLA_OK) mla_nested_cut(f, ne);
     return st;
 }

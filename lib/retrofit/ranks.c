@@ -2,6 +2,10 @@
 #include "retrofit/ranks.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/ckd.h"
 
 mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err)
 {
@@ -9,7 +13,7 @@ mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout,
     mla_status st = mla_factors_dims(c, layout, groups, &n, err);
     if (st != MLA_OK) return st;
     double base = 2.0 * (double)c->kv_heads * (double)c->head_dim;
-    double rotary = layout == MLA_LAYOUT_N ? (double)(c->kv_heads * c->rope.rot) : 0;
+    double rotary = (double)(mla_layout_rotary(c, layout) + mla_layout_divisors(c, layout)); /* and divisors: beside the latent */
     int given = (b.keep > 0) + (b.rank > 0) + (b.kv_bytes > 0);
     if (given != 1) return mla_fail(err, MLA_EINVAL, "give exactly one of --keep, --rank and --kv-bytes");
     double values; /* latent values per token and layer */
@@ -20,10 +24,11 @@ mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout,
         values = floor(b.keep * base + 1e-9) - rotary;
     }
     double full = (double)(n * groups);
+    if (b.keep == 1) values = full;
     if (b.rank && values > full) return mla_fail(err, MLA_EINVAL, "--rank %zu: the lossless rank of this layout is %.0f", b.rank, full);
     if (values > full) values = full;
     if (values < (double)groups)
-        return mla_fail(err, MLA_EINVAL, "budget too small: %.0f latent values per token beside %.0f rotary values, at least %zu needed",
+        return mla_fail(err, MLA_EINVAL, "budget too small: %.0f latent values per token beside %.0f others, at least %zu needed",
                         values, rotary, groups);
     *out = (size_t)values / groups * groups;
     if (b.rank && *out != b.rank) return mla_fail(err, MLA_EINVAL, "--rank %zu: not a multiple of %zu groups", b.rank, groups);
@@ -62,4 +67,89 @@ mla_status mla_rank_allocate(size_t *rank, const mla_solution *s, size_t layers,
         rank[best] += s[best].groups;
         used += s[best].groups;
     }
+}
+
+mla_status mla_rank_set_default(mla_rank_set *out, const mla_config *c, mla_layout layout, size_t groups, mla_err *err)
+{
+    static const size_t OF1792[] = {256, 768, 1792};
+    size_t n;
+    *out = (mla_rank_set){0};
+    mla_status st = mla_factors_dims(c, layout, groups, &n, err);
+    for (size_t i = 0; st == MLA_OK && i < sizeof OF1792 / sizeof *OF1792; i++) {
+        size_t r = n * OF1792[i] / 1792 * groups; /* n per group, n < 2^30: no overflow */
+        if (r && (!out->n || r > out->rank[out->n - 1])) out->rank[out->n++] = r;
+    }
+    return st;
+}
+
+mla_status mla_rank_set_check(const mla_rank_set *set, const mla_config *c, mla_layout layout, size_t groups, mla_err *err)
+{
+    size_t n;
+    mla_status st = mla_factors_dims(c, layout, groups, &n, err);
+    for (size_t i = 0; st == MLA_OK && i < set->n; i++)
+        if (!set->rank[i] || set->rank[i] % groups || set->rank[i] > n * groups || (i && set->rank[i] <= set->rank[i - 1]))
+            st = mla_fail(err, MLA_EINVAL, "rank_set: %zu: expected ascending multiples of %zu groups up to the lossless rank %zu", set->rank[i], groups, n * groups);
+    return st;
+}
+
+mla_status mla_rank_in_set(size_t *out, const mla_rank_set *set, size_t rank, mla_err *err)
+{
+    *out = rank;
+    if (!set->n) return MLA_OK;
+    for (size_t i = set->n; i-- > 0;)
+        if (set->rank[i] <= rank) {
+            *out = set->rank[i];
+            return MLA_OK;
+        }
+    return mla_fail(err, MLA_EINVAL, "budget too small: %zu latent values per token and layer, the smallest rank of the set is %zu", rank, set->rank[0]);
+}
+
+static size_t gcd(size_t a, size_t b)
+{
+    while (b) {
+        size_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+/* best[l][b]: least loss of layers l.. with b units left; choice[l][b]: the member that layer l takes for it. */
+mla_status mla_rank_allocate_set(size_t *rank, const mla_solution *s, size_t layers, const double *eta, size_t budget, const mla_rank_set *set,
+                                 mla_err *err)
+{
+    size_t unit = 0, cells;
+    for (size_t i = 0; i < set->n; i++) unit = gcd(set->rank[i], unit);
+    if (!unit || layers * set->rank[0] > budget)
+        return mla_fail(err, MLA_EINVAL, "budget of %zu latent values cannot give every of %zu layers the smallest rank of the set, %zu", budget, layers,
+                        set->n ? set->rank[0] : 0);
+    size_t B = budget / unit;
+    if (!mla_mul(&cells, B + 1, layers)) return mla_fail(err, MLA_ENOMEM, "ranks of %zu layers", layers);
+    unsigned char *choice = mla_alloc(cells, 1, 1);
+    double *best = mla_alloc(B + 1, 2, sizeof *best); /* zero: nothing left to lose */
+    if (!choice || !best) {
+        mla_free(choice);
+        mla_free(best);
+        return mla_fail(err, MLA_ENOMEM, "ranks of %zu layers", layers);
+    }
+    double *next = best, *now = best + B + 1;
+    for (size_t l = layers; l-- > 0;) {
+        for (size_t b = 0; b <= B; b++) {
+            now[b] = INFINITY;
+            for (size_t i = 0; i < set->n && set->rank[i] / unit <= b; i++) {
+                double v = (eta ? eta[l] : 1) * mla_solution_tail(&s[l], set->rank[i] / s[l].groups) + next[b - set->rank[i] / unit];
+                if (v < now[b]) now[b] = v, choice[l * (B + 1) + b] = (unsigned char)i;
+            }
+        }
+        double *t = next;
+        next = now;
+        now = t;
+    }
+    for (size_t l = 0, b = B; l < layers; l++) {
+        rank[l] = set->rank[choice[l * (B + 1) + b]];
+        b -= rank[l] / unit;
+    }
+    mla_free(choice);
+    mla_free(best);
+    return MLA_OK;
 }

@@ -72,6 +72,15 @@ static mla_status read_calibration(mla_recipe *r, const mla_jv *o, mla_err *err)
     return MLA_OK;
 }
 
+static mla_status read_set(mla_rank_set *set, const mla_jv *list, mla_err *err)
+{
+    *set = (mla_rank_set){0};
+    if (!mla_jv_is_arr(list) || !mla_jv_len(list) || mla_jv_len(list) > MLA_RANK_SET_MAX) return bad("rank_set", "a list of 1 to 16 ranks", list, err);
+    for (const mla_jv *v = mla_jv_first(list); v; v = mla_jv_next(v))
+        if (!mla_jv_size(v, &set->rank[set->n++])) return bad("rank_set", "integers", v, err);
+    return MLA_OK;
+}
+
 static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_err *err)
 {
     const char *s = mla_jv_str(v);
@@ -88,6 +97,12 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
         return s && mla_factors_dtype_parse(s, &r->factors_dtype) ? MLA_OK : bad(k, "auto, bfloat16 or float32", v, err);
     if (!strcmp(k, "allocation"))
         return s && mla_allocation_parse(s, &r->allocation) ? MLA_OK : bad(k, "uniform, spectrum or probe", v, err);
+    if (!strcmp(k, "rank_set")) return read_set(&r->rank_set, v, err);
+    if (!strcmp(k, "names")) {
+        if (!s || (strcmp(s, "mla") && strcmp(s, "mvla"))) return bad(k, "mla or mvla", v, err);
+        r->old_names = !strcmp(s, "mvla");
+        return MLA_OK;
+    }
     return mla_fail(err, MLA_EFORMAT, "%s: unknown field", k);
 }
 
@@ -109,8 +124,8 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     if (c->family == MLA_FAM_DEEPSEEK) return mla_fail(err, MLA_EUNSUPPORTED, "the base (%s) already is an MLA model", c->architecture);
     if (mla_config_full_layers(c) == 0) return mla_fail(err, MLA_EUNSUPPORTED, "the base has no full-attention layer");
     if (r->layout == MLA_LAYOUT_NONE) r->layout = c->rope.rot < c->head_dim ? MLA_LAYOUT_N : MLA_LAYOUT_REBUILD;
-    if (r->layout == MLA_LAYOUT_N && c->rope.rot == c->head_dim)
-        return mla_fail(err, MLA_EINVAL, "layout n needs key dims without rotation; this model rotates all %zu: use layout rebuild", c->head_dim);
+    mla_status st = mla_layout_fits(c, r->layout, err);
+    if (st != MLA_OK) return st;
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
     if (r->objective != MLA_OBJ_OURS && r->balance != 0 && r->balance != 1)
@@ -119,11 +134,29 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     if (r->objective != MLA_OBJ_OURS && r->allocation != MLA_ALLOC_UNIFORM)
         return mla_fail(err, MLA_EINVAL, "allocation %s: objective %s is a published method with one rank for all layers", ALLOC[r->allocation],
                         mla_objective_name(r->objective));
+    if (r->objective != MLA_OBJ_OURS && r->layout == MLA_LAYOUT_P)
+        return mla_fail(err, MLA_EINVAL, "layout p: objective %s is a published method and knows no divisors", mla_objective_name(r->objective));
     if (r->objective != MLA_OBJ_OURS) r->balance = 1;
-    if (r->balance == 0) r->balance = r->layout == MLA_LAYOUT_N ? 1.0 : 3.0;
     if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
         return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);
-    return MLA_OK;
+    return mla_recipe_settle(r, c, err);
+}
+
+mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    if (r->balance == 0) r->balance = r->layout == MLA_LAYOUT_REBUILD ? 3.0 : 1.0;
+    if (r->layout == MLA_LAYOUT_P && !r->rank_set.n) return mla_rank_set_default(&r->rank_set, c, r->layout, r->groups, err);
+    return mla_rank_set_check(&r->rank_set, c, r->layout, r->groups, err);
+}
+
+mla_status mla_recipe_rank(size_t *out, const mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    size_t rank;
+    mla_status st = mla_rank_uniform(&rank, c, r->layout, r->groups, r->budget, err);
+    if (st != MLA_OK) return st;
+    if (r->allocation == MLA_ALLOC_UNIFORM) return mla_rank_in_set(out, &r->rank_set, rank, err);
+    *out = rank;
+    return r->rank_set.n && rank < r->rank_set.rank[0] ? mla_rank_in_set(out, &r->rank_set, rank, err) : MLA_OK;
 }
 
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
@@ -142,4 +175,7 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv_set_f64(o, "balance", r->balance);
     mla_jv_set_str(o, "factors_dtype", FACTORS[r->factors_dtype]);
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);
+    mla_jv *set = r->rank_set.n ? mla_jv_set_arr(o, "rank_set") : NULL;
+    for (size_t i = 0; i < r->rank_set.n; i++) mla_jv_add_size(set, r->rank_set.rank[i]);
+    if (r->old_names) mla_jv_set_str(o, "names", "mvla");
 }

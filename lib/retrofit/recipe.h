@@ -35,6 +35,8 @@ typedef struct {
     double balance;             /* 0: the default of the layout */
     mla_factors_dtype factors_dtype;
     mla_allocation allocation;
+    mla_rank_set rank_set;      /* ranks that layers may have; empty: any (layout P: its default set once resolved) */
+    bool old_names;             /* architecture and config keys in the older spelling */
 } mla_recipe;
 
 mla_recipe mla_recipe_default(void);
@@ -42,6 +44,10 @@ mla_recipe mla_recipe_default(void);
 MLA_CHECKED mla_status mla_recipe_read(mla_recipe *r, const char *path, mla_err *err);
 /* Settles what depends on the model: layout, balance; refuses what the model cannot have, with the reason. */
 MLA_CHECKED mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err);
+/* The part of resolving that layout and groups decide: balance, rank set. */
+MLA_CHECKED mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err);
+/* Values per token and layer under the recipe's budget and rank set: of every layer, or on average where ranks are spread. */
+MLA_CHECKED mla_status mla_recipe_rank(size_t *out, const mla_recipe *r, const mla_config *c, mla_err *err);
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *obj);
 bool mla_recipe_layout(const char *s, mla_layout *out);       /* a layout's name, or "auto" = MLA_LAYOUT_NONE */
 bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out); /* "auto", "bfloat16", "float32" */

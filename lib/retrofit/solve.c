@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "linalg/eigh.h"
 #include "linalg/gemm.h"
+#include "retrofit/divisor.h"
 #include "retrofit/metric.h"
 #include "retrofit/nested.h"
 
@@ -27,6 +28,7 @@ void mla_solution_free(mla_solution *s)
     mla_free(s->mu);
     mla_free(s->C);
     mla_free(s->Lambda);
+    mla_free(s->center);
     *s = (mla_solution){0};
 }
 
@@ -214,6 +216,12 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !L || !C || !mu)
         st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
     if (st == MLA_OK) st = layer_moments(l, wo, D, o, C, mu, L, &key_weight, err);
+    if (st == MLA_OK && l->divisor) {
+        out->heads = l->G;
+        out->center = mla_alloc(l->G, 1, sizeof *out->center);
+        if (!out->center) st = mla_fail(err, MLA_ENOMEM, "layer %zu: divisors of %zu heads", l->layer, l->G);
+        else mla_divisor_centers(l, out->center);
+    }
     for (size_t a = 0; st == MLA_OK && a < gs; a++) {
         double *Lam = out->Lambda + a * n * n;
         for (size_t i = 0; i < n; i++) {

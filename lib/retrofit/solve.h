@@ -31,6 +31,8 @@ typedef struct {          /* per group a: */
     double *mu;           /* (groups, n) */
     double *C;            /* (groups, n, n) covariance in group order */
     double *Lambda;       /* (groups, n, n) */
+    size_t heads;         /* layout P: KV heads; 0 otherwise */
+    float *center;        /* layout P: (heads) of the divisors; NULL otherwise */
     size_t floored;       /* eigenvalues of Lambda raised to the floor 1e-6 * max */
 } mla_solution;
 

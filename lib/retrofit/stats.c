@@ -7,7 +7,7 @@
 #include "io/sha256.h"
 #include "retrofit/metric.h"
 
-void mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS])
+size_t mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS])
 {
     const mla_stats_array a[MLA_STATS_ARRAYS] = {
         {"shift", l->shift, l->n},
@@ -16,14 +16,16 @@ void mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_AR
         {"query", l->M, l->G * l->dk * l->dk},
         {"kappa", l->kappa, l->H * l->H},
         {"gate", l->GG, l->gate_blocks * l->gate_dim * l->gate_dim},
+        {"divisor", l->divisor, l->divisor ? l->G : 0},
     };
     memcpy(out, a, sizeof a);
+    return l->divisor ? MLA_STATS_ARRAYS : MLA_STATS_ARRAYS - 1;
 }
 
 static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout layout, size_t layer, mla_err *err)
 {
     *l = (mla_layer_stats){.layer = layer, .H = c->heads, .G = c->kv_heads, .d = c->head_dim};
-    l->dk = layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : c->head_dim;
+    l->dk = layout == MLA_LAYOUT_REBUILD ? c->head_dim : c->head_dim - c->rope.rot;
     l->n = l->G * (l->dk + l->d);
     if (c->attn_gate) {
         mla_metric_blocks(l->H, l->G, l->d, &l->gate_blocks, &l->gate_dim);
@@ -34,7 +36,9 @@ static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout 
     l->M = mla_alloc(l->G, l->dk * l->dk, sizeof(double));
     l->kappa = mla_alloc(l->H, l->H, sizeof(double));
     l->GG = mla_alloc(l->gate_blocks, l->gate_dim * l->gate_dim, sizeof(double));
-    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG)
+    bool divs = mla_layout_divisors(c, layout) > 0;
+    if (divs) l->divisor = mla_alloc(l->G, 1, sizeof(double));
+    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || (divs && !l->divisor))
         return mla_fail(err, MLA_ENOMEM, "statistics of layer %zu: %zu features", layer, l->n);
     return MLA_OK;
 }
@@ -66,6 +70,7 @@ void mla_stats_free(mla_stats *s)
         mla_free(l->M);
         mla_free(l->kappa);
         mla_free(l->GG);
+        mla_free(l->divisor);
     }
     mla_free(s->layer);
     *s = (mla_stats){0};
@@ -74,7 +79,7 @@ void mla_stats_free(mla_stats *s)
 static bool same_shape(const mla_layer_stats *a, const mla_layer_stats *b)
 {
     return a->layer == b->layer && a->H == b->H && a->G == b->G && a->d == b->d && a->dk == b->dk && a->n == b->n &&
-           a->gate_blocks == b->gate_blocks && a->gate_dim == b->gate_dim;
+           a->gate_blocks == b->gate_blocks && a->gate_dim == b->gate_dim && !a->divisor == !b->divisor;
 }
 
 /* a += b, with b's centred sums moved to a's shift: y - sa = (y - sb) + e, e = sb - sa. */
@@ -91,9 +96,9 @@ static void layer_add(mla_layer_stats *a, const mla_layer_stats *b)
     }
     for (size_t i = 0; i < n; i++) a->sum[i] += b->sum[i] + b->wsum * (b->shift[i] - a->shift[i]);
     mla_stats_array aa[MLA_STATS_ARRAYS], ba[MLA_STATS_ARRAYS];
-    mla_stats_arrays(a, aa);
-    mla_stats_arrays(b, ba);
-    for (size_t k = 3; k < MLA_STATS_ARRAYS; k++) /* query, kappa, gate: plain sums */
+    size_t arrays = mla_stats_arrays(a, aa);
+    (void)mla_stats_arrays(b, ba);
+    for (size_t k = 3; k < arrays; k++) /* query, kappa, gate, divisor: plain sums */
         for (size_t i = 0; i < aa[k].count; i++) aa[k].data[i] += ba[k].data[i];
     a->tokens += b->tokens;
     a->wsum += b->wsum;

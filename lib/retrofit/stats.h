@@ -1,11 +1,13 @@
 /* Statistics of one full-attention layer: everything the closed-form solution needs, as plain sums in fp64.
  *
  * Notation (one layer): H query heads, G KV heads, m = H/G, d head dim, dk = key dims that enter the latent (d - rot in
- * layout N, d in rebuild), p softmax probabilities, gamma = sigmoid(gate) (1 when ungated), W_h the o_proj columns of
+ * layouts N and P, d in rebuild), p softmax probabilities, gamma = sigmoid(gate) (1 when ungated), W_h the o_proj columns of
  * head h. Features y = [keys of all KV heads (G dk) | values of all KV heads (G d)], n = G (dk + d).
  *   w_s = sum_{h,t} p_ts^2                                   token weights
  *   wsum = sum w_s; sum = sum w_s (y_s - shift); C = sum w_s (y_s - shift)(y_s - shift)^T
  *   M_g = 1/d sum_{h in g} sum_{t,s} p_ts^2 |R_h (v_s - o_t)|^2 q q^T      q in the key's frame, dims of dk
+ *   in layout P of keys before their norm: q times the norm's gain, each token's term times 1 / rms_s^2
+ * divisor_g = sum_s log2 rms of head g's key before its norm (layout P)
  *   kappa_hh' = sum_{t,s} p^h_ts p^h'_ts
  *   GG = sum_t gamma_t gamma_t^T over heads (blocks: one of H d, or G of m d when H d is large)
  * R_h^T R_h = E[gamma_h gamma_h^T] o (W_h^T W_h) turns a value error into an error of the layer's output.
@@ -28,6 +30,7 @@ typedef struct {
     double *M;                    /* (G, dk, dk) */
     double *kappa;                /* (H, H) */
     double *GG;
+    double *divisor;              /* (G) in layout P; NULL otherwise */
 } mla_layer_stats;
 
 typedef struct {
@@ -57,6 +60,7 @@ typedef struct {
     double *data;
     size_t count;
 } mla_stats_array;
-#define MLA_STATS_ARRAYS 6
-void mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS]);
+#define MLA_STATS_ARRAYS 7
+/* How many there are: the last one, of divisors, is layout P's alone. */
+size_t mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS]);
 #endif

@@ -69,7 +69,7 @@ static mla_status header_json(mla_str *out, const mla_stats *s, const size_t *fr
         mla_jv_set_f64(lo, "tokens", l->tokens);
         mla_jv_set_f64(lo, "weight", l->wsum);
         mla_jv *fr = mla_jv_set_arr(lo, "frame_bytes");
-        for (size_t k = 0; k < MLA_STATS_ARRAYS; k++) mla_jv_add_size(fr, frame_bytes[i * MLA_STATS_ARRAYS + k]);
+        for (size_t k = 0; k < MLA_STATS_ARRAYS && frame_bytes[i * MLA_STATS_ARRAYS + k]; k++) mla_jv_add_size(fr, frame_bytes[i * MLA_STATS_ARRAYS + k]);
     }
     st = mla_json_print(out, o, false, err);
     mla_json_free(d);
@@ -81,8 +81,8 @@ static mla_status pack_all(const mla_stats *s, unsigned char **frame, size_t *by
 {
     for (size_t i = 0; i < s->layers; i++) {
         mla_stats_array a[MLA_STATS_ARRAYS];
-        mla_stats_arrays(&s->layer[i], a);
-        for (size_t k = 0; k < MLA_STATS_ARRAYS; k++) {
+        size_t arrays = mla_stats_arrays(&s->layer[i], a);
+        for (size_t k = 0; k < arrays; k++) {
             size_t at = i * MLA_STATS_ARRAYS + k, n = a[k].count, cap = mla_zst_bound(n * 8);
             unsigned char *raw = mla_alloc_raw(n, 1, 8);
             frame[at] = mla_alloc_raw(cap, 1, 1);
@@ -167,7 +167,7 @@ static mla_status read_array(const mla_stats_array *a, const mla_jv *bytes, curs
     return st == MLA_OK ? st : mla_wrap(err, "array %s", a->name);
 }
 
-static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, cursor *c, mla_err *err)
+static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, bool divs, cursor *c, mla_err *err)
 {
     mla_status st;
     if ((st = need_size(o, "layer", DIM_MAX, &l->layer, err)) != MLA_OK || (st = need_size(o, "heads", 4096, &l->H, err)) != MLA_OK ||
@@ -188,12 +188,13 @@ static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, cursor *c, mla
     l->M = mla_alloc(l->G, l->dk * l->dk, 8);
     l->kappa = mla_alloc(l->H, l->H, 8);
     l->GG = mla_alloc(l->gate_blocks, l->gate_dim * l->gate_dim, 8);
-    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG) return mla_fail(err, MLA_ENOMEM, "layer %zu", l->layer);
+    if (divs) l->divisor = mla_alloc(l->G, 1, 8);
+    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || (divs && !l->divisor)) return mla_fail(err, MLA_ENOMEM, "layer %zu", l->layer);
     mla_stats_array a[MLA_STATS_ARRAYS];
-    mla_stats_arrays(l, a);
+    size_t arrays = mla_stats_arrays(l, a);
     const mla_jv *fb = mla_jv_first(mla_jv_get(o, "frame_bytes"));
-    for (size_t k = 0; k < MLA_STATS_ARRAYS; k++, fb = mla_jv_next(fb)) {
-        if (!fb) return mla_fail(err, MLA_EFORMAT, "layer %zu: frame_bytes has fewer than %d entries", l->layer, MLA_STATS_ARRAYS);
+    for (size_t k = 0; k < arrays; k++, fb = mla_jv_next(fb)) {
+        if (!fb) return mla_fail(err, MLA_EFORMAT, "layer %zu: frame_bytes has fewer than %zu entries", l->layer, arrays);
         if ((st = read_array(&a[k], fb, c, err)) != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     }
     return MLA_OK;
@@ -221,7 +222,7 @@ static mla_status read_body(mla_stats *s, const mla_jv *o, cursor c, mla_err *er
     s->layer = mla_alloc(n, 1, sizeof *s->layer);
     if (!s->layer) return mla_fail(err, MLA_ENOMEM, "%zu layers", n);
     for (const mla_jv *l = mla_jv_first(ls); l; l = mla_jv_next(l))
-        if ((st = read_layer(&s->layer[s->layers++], l, &c, err)) != MLA_OK) return st;
+        if ((st = read_layer(&s->layer[s->layers++], l, s->layout == MLA_LAYOUT_P, &c, err)) != MLA_OK) return st;
     if (c.at != c.end) return mla_fail(err, MLA_EFORMAT, "%zu bytes after the last frame", (size_t)(c.end - c.at));
     return MLA_OK;
 }

@@ -36,6 +36,20 @@ typedef struct {
     size_t n, kstep, v0, vstep;
 } up_rows;
 
+/* Layout P: D_K,g transposed, and mu_K,g as one more row: q's product with it is what the mean adds to the logit. */
+static mla_status load_key_p(mla_rt *rt, rt_lin *l, const float *D, const float *mu, const rt_dims *m, mla_err *err)
+{
+    size_t r = m->r, dn = m->dn;
+    float *t = mla_alloc_raw(r + 1, dn, sizeof *t);
+    if (!t) return mla_fail(err, MLA_ENOMEM, "latent of rank %zu", r);
+    for (size_t i = 0; i < r; i++)
+        for (size_t j = 0; j < dn; j++) t[i * dn + j] = D[j * r + i];
+    memcpy(t + r * dn, mu, dn * sizeof *t);
+    mla_status st = new_part(rt, l, r + 1, (part){t, r + 1, 0, dn, 1, dn}, err);
+    mla_free(t);
+    return st;
+}
+
 static mla_status load_up(mla_rt *rt, rt_layer *l, const up_rows *u, mla_err *err)
 {
     const rt_dims *m = &l->dim;
@@ -49,15 +63,49 @@ static mla_status load_up(mla_rt *rt, rt_layer *l, const up_rows *u, mla_err *er
     for (size_t a = 0; a < m->groups; a++) {
         const float *D = u->D + a * u->n * r;
         RT_TRY(new_part(rt, &lat->key[a], per * m->dn, (part){D, m->dn, u->kstep * r, r, 1, r}, err));
-        if (rebuild) RT_TRY(rt_upload(rt, &lat->key[a].bias, u->mu + a * u->n, per * m->dn, err));
+        if (rebuild || m->divs) RT_TRY(rt_upload(rt, &lat->key[a].bias, u->mu + a * u->n, per * m->dn, err));
         for (size_t i = 0; i < per; i++) {
             size_t g = a * per + i, v = u->v0 + i * u->vstep;
-            if (!rebuild) RT_TRY(new_part(rt, &lat->key_t[g], r, (part){D + i * u->kstep * r, r, 0, 1, r, m->dn}, err));
+            if (m->divs) RT_TRY(load_key_p(rt, &lat->key_t[g], D + i * u->kstep * r, u->mu + a * u->n + i * u->kstep, m, err));
+            else if (!rebuild) RT_TRY(new_part(rt, &lat->key_t[g], r, (part){D + i * u->kstep * r, r, 0, 1, r, m->dn}, err));
             RT_TRY(new_part(rt, &lat->val[g], m->dv, (part){D + v * r, m->dv, 0, r, 1, r}, err));
             if (u->mu) RT_TRY(rt_upload(rt, &lat->val[g].bias, u->mu + a * u->n + v, m->dv, err));
         }
     }
     return MLA_OK;
+}
+
+/* Layout P: the latent gives keys before their norm. Its gain and the divisors' centres go into the decoder's key rows:
+ * logit = rotary part + (D' c + mu') . q / (rms / center), D' = gain D / center. */
+static mla_status load_p(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    const mla_factors *f = &l->f;
+    const rt_dims *m = &l->dim;
+    size_t per = m->G / m->groups, n = f->n, r = f->r;
+    float *gain = NULL, *D = mla_alloc_raw(f->groups * n, r, sizeof *D), *mu = mla_alloc_raw(f->groups, n, sizeof *mu);
+    float *center = mla_alloc_raw(m->G, 1, sizeof *center);
+    mla_status st = D && mu && center ? mla_model_vec(rt->model, MLA_W_K_NORM, l->index, m->d, &gain, err)
+                                      : mla_fail(err, MLA_ENOMEM, "latent of %zu features", n);
+    if (st == MLA_OK) {
+        memcpy(D, f->D, f->groups * n * r * sizeof *D);
+        memcpy(mu, f->mu, f->groups * n * sizeof *mu);
+        for (size_t g = 0; g < m->G; g++) {
+            center[g] = f->center ? f->center[g] : 1;
+            for (size_t j = 0; j < m->dn; j++) {
+                size_t row = g / per * n + g % per * m->dn + j;
+                float s = gain[m->q_nope + j] / center[g];
+                for (size_t k = 0; k < r; k++) D[row * r + k] *= s;
+                mu[row] *= s;
+            }
+        }
+        st = rt_upload(rt, &l->lat.center, center, m->G, err);
+    }
+    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, mu, n, m->dn, per * m->dn, m->dv}, err);
+    mla_free(gain);
+    mla_free(D);
+    mla_free(mu);
+    mla_free(center);
+    return st;
 }
 
 mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err)
@@ -71,6 +119,7 @@ mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err)
     for (size_t a = 0; a < f->groups; a++)
         RT_TRY(new_part(rt, &lat->enc[a], f->r, (part){f->E + a * f->r * f->n, f->r, 0, f->n, 1, f->n}, err));
     RT_TRY(rt_upload(rt, &lat->mu, f->mu, f->groups * f->n, err));
+    if (m->divs) return load_p(rt, l, err);
     return load_up(rt, l, &(up_rows){f->D, f->mu, f->n, m->dn, per * m->dn, m->dv}, err);
 }
 
@@ -90,6 +139,7 @@ void rt_latent_drop(mla_rt *rt, rt_layer *l)
     mla_free(lat->key_t);
     mla_free(lat->val);
     rt_buf_free(rt, &lat->mu);
+    rt_buf_free(rt, &lat->center);
     *lat = (rt_latent){0};
 }
 

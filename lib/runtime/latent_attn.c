@@ -1,7 +1,8 @@
 /* Attention over cached latents. Absorbed: queries are mapped into the latent, (D_K q) . c, and the averaged latent is
  * mapped to values, D_V o + mu_V; nothing per cached token is computed. Expanded: keys and values of all cached tokens
  * are formed from the latents first, cheaper once many queries share them. mu_K shifts all logits of a query alike
- * and is left out, except in the rebuild layout, where the rotation makes it matter. */
+ * and is left out, except in the rebuild layout, where the rotation makes it matter, and in layout P, where each token
+ * divides it by a number of its own. */
 #include "runtime/rt.h"
 
 typedef struct { /* y[t,h] = W[h / m] x[t,h]; heads of y and x stand yh and xh apart */
@@ -73,19 +74,22 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_
         at->dk = m->dn;
         if (xv) at->v = dense(rt, xv, m->G, m->dv), at->vh = m->G, at->dv = m->dv;
     } else {
-        mla_mem *a; /* (n, H, r) absorbed queries */
-        RT_TRY(rt_scratch(rt, RT_S_A, p->n, m->H * m->r, &a, err));
-        head_map f = {.w = l->lat.key_t, .y = {a, m->H * m->r}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = m->r, .xh = m->d, .G = m->G,
+        mla_mem *a; /* (n, H, r) absorbed queries; layout P: (n, H, r + 1) with the mean's part of the logit last */
+        size_t w = l->lat.key_t[0].out;
+        RT_TRY(rt_scratch(rt, RT_S_A, p->n, m->H * w, &a, err));
+        head_map f = {.w = l->lat.key_t, .y = {a, m->H * w}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = w, .xh = m->d, .G = m->G,
                       .m = m->H / m->G};
         RT_TRY(per_head(rt, &f, p->n, err));
         at->q = a;
-        at->ldq = m->H * m->r;
-        at->qh_stride = m->r;
+        at->ldq = m->H * w;
+        at->qh_stride = w;
+        if (m->divs) at->qb = mla_at(a, m->r);
         at->k = rt_view(rt, l, p->seq, 0, m->r, l->scale.k);
         at->kh = m->groups;
         at->dk = m->r;
     }
-    if (!m->G2) return MLA_OK;
+    if (m->divs) at->div = rt_divisors(rt, l, p->seq), at->divh = m->divs;
+    if (!m->G2 || !m->rot) return MLA_OK;
     at->q2 = mla_at(q.p, m->q_rot);
     at->ldq2 = q.ld;
     at->q2h_stride = m->d;

@@ -14,6 +14,13 @@ mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_
                          .scale = rt->o.kv_dtype == MLA_F8_E4M3 ? scale : 1};
 }
 
+mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s)
+{
+    mla_kv_view v = rt_view(rt, l, s, l->row_elems - l->dim.divs, 1, 1);
+    v.dtype = v.dtype == MLA_F32 ? MLA_F32 : v.dtype == MLA_BF16 ? MLA_F16 : MLA_U8; /* as wide as the row's other elements */
+    return v;
+}
+
 mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err)
 {
     if (!b->tap) return MLA_OK;

@@ -10,6 +10,7 @@ typedef struct { /* activations of one block; row-major, T = rows of the block *
     size_t qw;            /* width of a head in proj */
     mla_mem *q, *q_rot;   /* (T, H, d) before / after rotation: one buffer when nobody taps */
     mla_mem *k, *k_rot;   /* (T, G, d) likewise */
+    mla_mem *k_pre;       /* (T, G, d) before the norm; k where there is none */
     mla_mem *v;           /* (T, G, d) */
     mla_mem *o;           /* (T, H, dv) */
 } attn;
@@ -40,6 +41,7 @@ static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_
     RT_TRY(rt_linear(rt, &l->v, (rt_rows){a->v, m->G * m->d}, (rt_rows){h, D}, T, err));
     a->q = a->proj;
     RT_TRY(head_norm(rt, &l->q_norm, &a->q, RT_S_Q, a->qw, T * m->H, m->d, err));
+    a->k_pre = a->k;
     RT_TRY(head_norm(rt, &l->k_norm, &a->k, RT_S_K, m->d, T * m->G, m->d, err));
     if (l->q_norm.p) {
         RT_TRY(rt_tap(rt, b, MLA_TAP_Q_NORM, l->index, (rt_rows){a->q, m->H * m->d}, m->H * m->d, err));
@@ -78,6 +80,7 @@ static mla_status write_rows(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_pie
 typedef struct {
     rt_rows first, second;
     size_t w1, w2;        /* values per token of each */
+    rt_rows keys;         /* layout P: keys before their norm, whose root mean squares are the divisors */
 } cached;
 
 /* Writes one piece's rows and attends over what is cached. Cached row: [K (G d) | V (G d)], or [latent | rotary keys]. */
@@ -89,22 +92,28 @@ static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece
     mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->rot, l->scale.v);
     RT_TRY(write_rows(rt, k, c->first, p, c->w1, err));
     if (c->w2) RT_TRY(write_rows(rt, v, c->second, p, c->w2, err));
+    if (m->divs) {
+        mla_divisor_args d = {.to = rt_divisors(rt, l, p->seq), .x = mla_at(c->keys.p, p->row * c->keys.ld), .ldx = c->keys.ld, .T = p->n,
+                              .heads = m->divs, .d = m->d, .pos0 = p->pos, .center = l->lat.center.p, .eps = rt->cfg->rms_eps};
+        RT_TRY(RT_OP(rt, divisor, &d, err));
+    }
     if (!gqa) return rt_latent_attend(rt, l, p, qo, err);
     mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .q = qo.q.p, .ldq = qo.q.ld, .qh_stride = m->d, .k = k, .v = v, .kh = m->G,
                         .vh = m->G, .T = p->n, .H = m->H, .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale};
     return RT_OP(rt, attention, &at, err);
 }
 
-/* c (T, groups, r) = E (y - mu) with y (T, groups, n) = [keys head by head | values] of each group; keys unrotated. */
+/* c (T, groups, r) = E (y - mu) with y (T, groups, n) = [keys head by head | values] of each group; keys unrotated, in
+ * layout P before their norm. */
 static mla_status encode(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, mla_mem **c, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     size_t T = b->rows, per = m->G / m->groups, w = m->groups * m->n, cw = m->groups * m->r, first = m->d - m->dn;
-    mla_mem *y;
+    mla_mem *y, *k = l->kind == RT_LATENT_P ? a->k_pre : a->k;
     RT_TRY(rt_scratch(rt, RT_S_Y, T, w, &y, err));
     RT_TRY(rt_scratch(rt, RT_S_C, T, cw, c, err));
     for (size_t g = 0; g < m->G; g++)
-        RT_TRY(RT_OP(rt, copy_rows, mla_at(y, g / per * m->n + g % per * m->dn), w, mla_at(a->k, g * m->d + first), m->G * m->d, T,
+        RT_TRY(RT_OP(rt, copy_rows, mla_at(y, g / per * m->n + g % per * m->dn), w, mla_at(k, g * m->d + first), m->G * m->d, T,
                      m->dn, err));
     for (size_t u = 0; u < m->groups; u++)
         RT_TRY(RT_OP(rt, copy_rows, mla_at(y, u * m->n + per * m->dn), w, mla_at(a->v, u * per * m->d), m->G * m->d, T, per * m->d, err));
@@ -164,7 +173,7 @@ static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, con
         const rt_piece *p = &b->piece[i];
         size_t qo = p->row * m->H * m->d, ko = p->row * m->G * m->d;
         trial again = {rt, l, p, c, {mla_at(a->q_rot, qo), m->H * m->d}};
-        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko), .k_rot = mla_at(a->k_rot, ko),
+        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko), .k_pre = mla_at(a->k_pre, ko), .k_rot = mla_at(a->k_rot, ko),
                           .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos, .with_fp8 = with_fp8, .self = &again};
         if (rt->cfg->attn_gate) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
         mla_tap tap = {.point = MLA_TAP_ATTN, .layer = l->index, .seq = p->job, .rows = p->n, .attn = &t, .be = rt->be};
@@ -179,12 +188,12 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
     size_t w = m->G * m->d, ow = m->H * m->dv;
     attn a = {0};
     RT_TRY(project(rt, l, b, h, &a, err));
-    cached c = {.first.ld = m->groups * m->r, .w1 = m->groups * m->r};
+    cached c = {.first.ld = m->groups * m->r, .w1 = m->groups * m->r, .keys = {a.k_pre, w}};
     if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c.first.p, err)); /* before the keys turn */
     RT_TRY(rotate(rt, l, b, a.q, &a.q_rot, RT_S_QROT, m->H, err));
     RT_TRY(rotate(rt, l, b, a.k, &a.k_rot, RT_S_KROT, m->G, err));
     if (l->kind == RT_GQA) {
-        c = (cached){{a.k_rot, w}, {a.v, w}, w, w};
+        c = (cached){.first = {a.k_rot, w}, .second = {a.v, w}, .w1 = w, .w2 = w};
         RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, c.first, w, err));
     } else {
         RT_TRY(rotary_keys(rt, l, b, &a, &c, err));

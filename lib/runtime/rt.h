@@ -32,25 +32,27 @@ typedef struct { /* rows of f32, ld elements apart */
     size_t ld;
 } rt_rows;
 
-typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_DS, RT_GDN } rt_kind;
+typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_P, RT_LATENT_DS, RT_GDN } rt_kind;
 
 typedef struct { /* widths of one attention layer */
     size_t H, G, d;          /* query heads, KV heads, head dim of q and k */
     size_t dv;               /* value dim per head */
     size_t rot;              /* rotated dims */
     size_t q_rot, q_nope;    /* where the rotated / the other dims start within a head of q */
-    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, DS) or d (rebuild) */
+    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, P, DS) or d (rebuild) */
     size_t groups, r, n;     /* latents per token, values and features of each */
-    size_t G2;               /* rotary keys per token beside the latent: G (N), 1 (DS), 0 */
+    size_t G2;               /* rotary keys per token beside the latent: G (N, P), 1 (DS), 0 */
+    size_t divs;             /* score divisors per token: G (P), 0 */
     float scale;
 } rt_dims;
 
 typedef struct { /* a latent's projections; a = group, g = KV head */
     rt_lin *enc;             /* (groups) E_a: (r, n) */
     rt_buf mu;               /* (groups, n) subtracted before E; empty: none */
-    rt_lin *key;             /* (groups) D_K: ((G/groups) dn, r), bias mu_K in the rebuild layout */
-    rt_lin *key_t;           /* (G) D_K,g transposed: (r, dn); NULL in the rebuild layout */
+    rt_lin *key;             /* (groups) D_K: ((G/groups) dn, r), bias mu_K in layouts rebuild and P */
+    rt_lin *key_t;           /* (G) D_K,g transposed: (r, dn), in layout P with mu_K,g as row r; NULL in the rebuild layout */
     rt_lin *val;             /* (G) D_V,g: (dv, r), bias mu_V */
+    rt_buf center;           /* layout P: (G) what divisors are stored relative to */
 } rt_latent;
 
 typedef struct {
@@ -198,6 +200,8 @@ MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, 
 MLA_CHECKED mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err);
 /* View of `heads` heads of width w each, from element col of layer l's cached rows of sequence s. */
 mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale);
+/* View of layer l's divisors: the last `divs` elements of a row, f32 in f32 caches, f16 in bf16 ones, log2 codes in FP8. */
+mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
 
 /* latent_attn.c: attention of one piece over what layer l caches as latent. */
 typedef struct {

@@ -85,12 +85,7 @@ mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const 
 static mla_status copy_factors(mla_factors *out, const mla_factors *f, mla_err *err)
 {
     *out = (mla_factors){0};
-    if (!f) return MLA_OK;
-    RT_TRY(mla_factors_new(out, f->layout, f->groups, f->n, f->r, err));
-    memcpy(out->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
-    memcpy(out->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
-    memcpy(out->mu, f->mu, f->groups * f->n * sizeof *f->mu);
-    return MLA_OK;
+    return f ? mla_factors_copy(out, f, err) : MLA_OK;
 }
 
 /* Copies of the layers whose weights are borrowed; caches, pool and scratch are new. */
@@ -175,7 +170,10 @@ mla_layout mla_rt_layout(const mla_rt *rt, size_t layer)
 {
     for (size_t i = 0; i < rt->n_layer; i++)
         if (rt->layer[i].index == layer)
-            return rt->layer[i].kind == RT_LATENT_N ? MLA_LAYOUT_N : rt->layer[i].kind == RT_LATENT_REBUILD ? MLA_LAYOUT_REBUILD : MLA_LAYOUT_NONE;
+            return rt->layer[i].kind == RT_LATENT_N         ? MLA_LAYOUT_N
+                   : rt->layer[i].kind == RT_LATENT_REBUILD ? MLA_LAYOUT_REBUILD
+                   : rt->layer[i].kind == RT_LATENT_P       ? MLA_LAYOUT_P
+                                                            : MLA_LAYOUT_NONE;
     return MLA_LAYOUT_NONE;
 }
 size_t mla_rt_peak_bytes(const mla_rt *rt) { return rt->peak; }
@@ -194,6 +192,11 @@ static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_f
     if (f->layout == MLA_LAYOUT_REBUILD && l->index >= MLA_MTP(0))
         return mla_fail(err, MLA_EUNSUPPORTED, "the rebuild layout in the MTP head is not supported");
     RT_TRY(mla_factors_dims(c, f->layout, g, &n, err));
+    RT_TRY(mla_layout_fits(c, f->layout, err));
+    for (size_t h = 0; f->center && h < f->heads; h++)
+        if (f->heads != c->kv_heads || !(isfinite(f->center[h]) && f->center[h] > 0))
+            return mla_fail(err, MLA_EINVAL, "centre %zu of %zu divisors: %g, expected a positive one for each of %zu KV heads", h, f->heads,
+                            (double)f->center[h], c->kv_heads);
     if (f->n != n || !f->r || f->r > n) return mla_fail(err, MLA_EINVAL, "factors of (%zu, %zu), expected rank 1 to %zu of %zu features", f->r, f->n, n, n);
     const struct { const char *name; const float *v; size_t n; } part[] = {{"E", f->E, g * f->r * n}, {"D", f->D, g * n * f->r}, {"mu", f->mu, g * n}};
     for (size_t i = 0; i < 3; i++)

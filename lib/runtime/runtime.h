@@ -79,6 +79,7 @@ typedef enum {
 typedef struct mla_tap_attn { /* one full-attention layer on one chunk; device f32, dense rows unless a stride is given */
     mla_mem *q, *q_rot; /* (T, H, d) after norm and gain, before / after RoPE */
     mla_mem *k, *k_rot; /* (T, G, d) likewise */
+    mla_mem *k_pre;     /* (T, G, d) before the norm; k without norms */
     mla_mem *v;         /* (T, G, d) */
     mla_mem *gate;      /* (T, H, d) pre-sigmoid, row stride gate_ld, head stride gate_h; NULL when ungated */
     size_t gate_ld, gate_h;

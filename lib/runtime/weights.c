@@ -44,15 +44,19 @@ mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
     if (c->family == MLA_FAM_DEEPSEEK) {
         ds_dims(c, l);
     } else {
-        l->kind = f->layout == MLA_LAYOUT_NONE ? RT_GQA : f->layout == MLA_LAYOUT_N ? RT_LATENT_N : RT_LATENT_REBUILD;
+        static const rt_kind KIND[MLA_LAYOUTS] = {[MLA_LAYOUT_NONE] = RT_GQA, [MLA_LAYOUT_N] = RT_LATENT_N, [MLA_LAYOUT_REBUILD] = RT_LATENT_REBUILD,
+                                                  [MLA_LAYOUT_P] = RT_LATENT_P};
+        l->kind = KIND[f->layout];
         l->dim = (rt_dims){.H = c->heads, .G = c->kv_heads, .d = c->head_dim, .dv = c->head_dim, .rot = c->rope.rot,
                            .q_rot = 0, .q_nope = c->rope.rot, .groups = f->groups, .r = f->r, .n = f->n};
-        l->dim.dn = l->kind == RT_LATENT_N ? c->head_dim - c->rope.rot : c->head_dim;
-        l->dim.G2 = l->kind == RT_LATENT_N ? c->kv_heads : 0;
+        bool beside = l->kind == RT_LATENT_N || l->kind == RT_LATENT_P; /* rotary keys beside the latent */
+        l->dim.dn = beside ? c->head_dim - c->rope.rot : c->head_dim;
+        l->dim.G2 = beside ? c->kv_heads : 0;
+        l->dim.divs = mla_layout_divisors(c, f->layout);
     }
     rt_dims *m = &l->dim;
     m->scale = (float)mla_config_attn_scale(c);
-    l->row_elems = l->kind == RT_GQA ? 2 * m->G * m->d : m->groups * m->r + m->G2 * m->rot;
+    l->row_elems = l->kind == RT_GQA ? 2 * m->G * m->d : m->groups * m->r + m->G2 * m->rot + m->divs;
     if (m->G == 0 || m->H % m->G || (l->kind != RT_GQA && (m->groups == 0 || m->G % m->groups || m->r == 0)))
         return mla_fail(err, MLA_EINVAL, "layer %zu: %zu query heads, %zu KV heads, %zu groups, rank %zu do not fit together",
                         l->index, m->H, m->G, m->groups, m->r);

@@ -12,6 +12,8 @@ static void put_retrofit(mla_jv *o, const mla_config *c)
     mla_jv_set_str(m, "layout", mla_layout_name(c->mla.layout));
     mla_jv_set_size(m, "groups", c->mla.groups);
     mla_jv_set_size(m, "rotary_width", c->mla.rotary_width);
+    if (mla_layout_divisors(c, c->mla.layout)) mla_jv_set_size(m, "divisors", mla_layout_divisors(c, c->mla.layout));
+    if (c->mla.old_names) mla_jv_set_str(m, "names", "mvla");
     mla_jv_set_str(m, "dtype", mla_dtype_name(c->mla.dtype));
     mla_jv_set_str(m, "factors_file", c->mla.factors_file);
     mla_jv *r = mla_jv_set_arr(m, "rank");

@@ -52,4 +52,5 @@ Suite *suite_gdn(void);
 Suite *suite_cache(void);
 Suite *suite_moments(void);
 Suite *suite_edges(void);
+Suite *suite_divisor(void);
 #endif

@@ -120,6 +120,31 @@ START_TEST(factors_round_trip)
     mla_model_close(m);
     unmake(&r);
 
+    r = make("retrofit_p.json"); /* layout p in the older spelling */
+    add_factors(&r, 3, VL);
+    write_index(&r);
+    ck_refused(mla_model_open(&m, r.dir, &err), MLA_EFORMAT, "layers.3.self_attn.mla.divisor_center");
+    bt *ce = bset_add(&r.extra, r.c.kv_heads, 0, 0, VL "layers.3.self_attn.mla.divisor_center");
+    ce->dtype = MLA_F32;
+    for (size_t g = 0; g < ce->count; g++) ce->v[g] = 0.5f + (float)g;
+    write_index(&r);
+    ck_ok(mla_model_open(&m, r.dir, &err));
+    ck_ok(mla_model_factors(m, 3, &f, &err));
+    ck_assert(f.layout == MLA_LAYOUT_P && f.heads == r.c.kv_heads && f.center[0] == 0.5f && f.center[1] == 1.5f);
+    ck_assert_uint_eq(mla_factors_cached(mla_model_config(m), &f), 48 + 16 + f.heads);
+    mla_factors g;
+    ck_ok(mla_factors_copy(&g, &f, &err));
+    ck_assert(g.heads == f.heads && !memcmp(g.center, f.center, f.heads * 4) && !memcmp(g.E, f.E, g.groups * g.r * g.n * 4));
+    mla_factors_free(&g);
+    mla_factors_free(&f);
+    mla_model_close(m);
+    ce->v[1] = 0;
+    write_index(&r);
+    ck_ok(mla_model_open(&m, r.dir, &err));
+    ck_refused(mla_model_factors(m, 3, &f, &err), MLA_EFORMAT, "divisor_center: head 1: 0, expected a positive number");
+    mla_model_close(m);
+    unmake(&r);
+
     r = make("retrofit_llama.json"); /* rebuild, f32 */
     add_factors(&r, 0, "model.");
     add_factors(&r, 1, "model.");

@@ -86,6 +86,45 @@ static mla_retrofit_config recipe(const size_t *ranks)
     return r;
 }
 
+/* The older spelling says the same as the new one, and whatever contradicts itself is refused. */
+START_TEST(older_names)
+{
+    mla_err err = {0};
+    bset text = {0}, rest = {0};
+    char *dir = base_folder(&text, &rest);
+    mla_model *base;
+    mla_json *doc[2];
+    mla_config c[2];
+    ck_ok(mla_model_open(&base, dir, &err));
+    mla_retrofit_config r = recipe((size_t[]){0, 0, 0, 48});
+    r.layout = MLA_LAYOUT_P;
+    for (int old = 0; old < 2; old++) {
+        r.old_names = old;
+        ck_ok(mla_writer_config(&doc[old], base, &r, NULL, &err));
+        ck_ok(mla_config_from_json(&c[old], mla_json_root(doc[old]), &err));
+        ck_assert(c[old].mla.layout == MLA_LAYOUT_P && c[old].mla.groups == 2 && c[old].mla.rank[3] == 48 && c[old].mla.rank[0] == 0);
+        ck_assert(c[old].mla.rotary_width == 16 && c[old].mla.factors_sha256[0] == 0x5a && c[old].mla.old_names == old);
+        ck_assert(mla_layout_divisors(&c[old], MLA_LAYOUT_P) == c[old].kv_heads);
+    }
+    ck_assert_str_eq(c[0].architecture, "Qwen3_5MLAForConditionalGeneration");
+    ck_assert_str_eq(c[1].architecture, "Qwen3_5MVLAAbsorbedForCausalLM");
+    mla_jv *t = mla_writer_text_config(doc[1]);
+    ck_assert(!mla_jv_get(t, "mla") && mla_jv_is_obj(mla_jv_get(t, "mvla_ranks")) && mla_jv_get(t, "mvla_latent_groups"));
+    mla_config_free(&c[0]), mla_config_free(&c[1]);
+    mla_jv *ranks = mla_jv_set_obj(t, "mvla_ranks");
+    ck_refused(mla_config_from_json(&c[0], mla_json_root(doc[1]), &err), MLA_EFORMAT, "text_config.mvla_ranks: expected a list of 1 ranks");
+    mla_jv_set_size(ranks, "2", 48);
+    ck_refused(mla_config_from_json(&c[0], mla_json_root(doc[1]), &err), MLA_EFORMAT, "mvla_ranks: layer 3: expected a multiple of 2");
+    mla_jv_set_obj(t, "mla");
+    ck_refused(mla_config_from_json(&c[0], mla_json_root(doc[1]), &err), MLA_EFORMAT, "one spelling is expected");
+    mla_json_free(doc[0]), mla_json_free(doc[1]);
+    mla_model_close(base);
+    mla_free(r.rank), mla_free(r.factors_file);
+    bset_free(&text), bset_free(&rest);
+    mla_free(dir);
+}
+END_TEST
+
 START_TEST(folder_base)
 {
     static const char *const KEPT[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "foo_config.json",
@@ -345,6 +384,7 @@ Suite *model_writer_suite(void)
 {
     Suite *s = suite_create("writer");
     TCase *t = tcase_create("writer");
+    tcase_add_test(t, older_names);
     tcase_add_test(t, folder_base);
     tcase_add_test(t, index_refusals);
     tcase_add_test(t, gguf_base_llama);

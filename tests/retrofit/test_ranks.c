@@ -67,6 +67,61 @@ START_TEST(budgets)
 }
 END_TEST
 
+START_TEST(ranks_from_a_set)
+{
+    enum { L = 5, n = 28 };
+    mla_err err;
+    mla_layer_kind kind[L] = {MLA_LAYER_FULL, MLA_LAYER_FULL, MLA_LAYER_FULL, MLA_LAYER_FULL, MLA_LAYER_FULL};
+    mla_config c = {.layers = L, .heads = 4, .kv_heads = 2, .head_dim = 8, .layer_kind = kind, .qk_norm = true};
+    c.rope.rot = 2; /* 2 heads of 6 + 8 features */
+    mla_rank_set set, bad = {.rank = {4, 4}, .n = 2};
+    size_t r;
+    ck_ok(mla_rank_set_default(&set, &c, MLA_LAYOUT_P, 1, &err));
+    ck_assert(set.n == 3 && set.rank[0] == 4 && set.rank[1] == 12 && set.rank[2] == 28);
+    ck_ok(mla_rank_set_default(&set, &c, MLA_LAYOUT_P, 2, &err));
+    ck_assert(set.n == 3 && set.rank[0] == 4 && set.rank[1] == 12 && set.rank[2] == 28);
+    ck_refused(mla_rank_set_check(&bad, &c, MLA_LAYOUT_P, 1, &err), MLA_EINVAL, "rank_set: 4");
+    bad = (mla_rank_set){.rank = {29}, .n = 1};
+    ck_refused(mla_rank_set_check(&bad, &c, MLA_LAYOUT_P, 1, &err), MLA_EINVAL, "lossless rank 28");
+    ck_ok(mla_rank_in_set(&r, &set, 27, &err));
+    ck_assert_uint_eq(r, 12);
+    ck_refused(mla_rank_in_set(&r, &set, 3, &err), MLA_EINVAL, "smallest rank of the set is 4");
+    for (unsigned trial = 0; trial < 40; trial++) {
+        double sigma[L][n], eta[L], best = INFINITY, got = 0;
+        mla_solution s[L];
+        size_t rank[L], used = 0, budget = 20 + trial * 3;
+        for (size_t i = 0; i < L; i++) {
+            double v = 1;
+            eta[i] = 0.1 + mla_rng_unit(trial, i);
+            for (size_t k = 0; k < n; k++) sigma[i][k] = v *= mla_rng_unit(trial + 50, i * n + k);
+            s[i] = (mla_solution){.groups = 1, .n = n, .sigma = sigma[i]};
+        }
+        for (size_t x = 0; x < 243; x++) { /* all 3^5 */
+            double loss = 0;
+            size_t sum = 0;
+            for (size_t i = 0, y = x; i < L; i++, y /= 3) sum += set.rank[y % 3], loss += eta[i] * mla_solution_tail(&s[i], set.rank[y % 3]);
+            if (sum <= budget && loss < best) best = loss;
+        }
+        ck_ok(mla_rank_allocate_set(rank, s, L, eta, budget, &set, &err));
+        for (size_t i = 0; i < L; i++) used += rank[i], got += eta[i] * mla_solution_tail(&s[i], rank[i]);
+        ck_assert_msg(used <= budget && fabs(got - best) <= 1e-12, "trial %u: loss %g, best %g", trial, got, best);
+    }
+    mla_solution one = {.groups = 1, .n = n};
+    ck_refused(mla_rank_allocate_set(&r, &one, 1, NULL, 3, &set, &err), MLA_EINVAL, "smallest rank of the set, 4");
+    /* divisors count; the lossless rank is what keep 1 means */
+    ck_ok(mla_rank_uniform(&r, &c, MLA_LAYOUT_P, 1, (mla_budget){.keep = .5}, &err));
+    ck_assert_uint_eq(r, 16 - 4 - 2);
+    ck_ok(mla_rank_uniform(&r, &c, MLA_LAYOUT_P, 1, (mla_budget){.keep = 1}, &err));
+    ck_assert_uint_eq(r, 28);
+    char arch[] = "LlamaForCausalLM";
+    c.architecture = arch;
+    c.qk_norm = false;
+    ck_refused(mla_layout_fits(&c, MLA_LAYOUT_P, &err), MLA_EINVAL, "LlamaForCausalLM has no QK-norm");
+    c.rope.rot = 8;
+    ck_refused(mla_layout_fits(&c, MLA_LAYOUT_P, &err), MLA_EINVAL, "rotates all 8");
+}
+END_TEST
+
 Suite *suite_ranks(void);
 Suite *suite_ranks(void)
 {
@@ -74,6 +129,7 @@ Suite *suite_ranks(void)
     TCase *c = tcase_create("ranks");
     tcase_add_test(c, greedy_equals_dynamic_programming);
     tcase_add_test(c, budgets);
+    tcase_add_test(c, ranks_from_a_set);
     suite_add_tcase(s, c);
     return s;
 }

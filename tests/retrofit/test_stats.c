@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "io/file.h"
+#include "retrofit/divisor.h"
 #include "retrofit/moments.h"
 #include "retrofit/stats_file.h"
 
@@ -74,16 +75,17 @@ START_TEST(files_read_back_and_damage_is_refused)
     mla_config c = small_config(true);
     mla_stats a, b;
     mla_err err;
-    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&a, &c, _i ? MLA_LAYOUT_P : MLA_LAYOUT_N, &err));
     add_tokens(a.layer, 0, 40);
+    for (size_t g = 0; a.layer->divisor && g < 2; g++) a.layer->divisor[g] = 3.5 + (double)g;
     a.tokens = 40, a.rows = 1, a.row_tokens = 512, a.plain = true;
     char *dir = mla_test_tmpdir(), *path = mla_path_join(dir, "s.mlastats");
     ck_ok(mla_stats_write(&a, path, NULL, &err));
     ck_ok(mla_stats_read(&b, path, &err));
     mla_stats_array x[MLA_STATS_ARRAYS], y[MLA_STATS_ARRAYS];
-    mla_stats_arrays(a.layer, x);
-    mla_stats_arrays(b.layer, y);
-    for (size_t k = 0; k < MLA_STATS_ARRAYS; k++) ck_assert_mem_eq(x[k].data, y[k].data, x[k].count * 8);
+    size_t arrays = mla_stats_arrays(a.layer, x);
+    ck_assert(arrays == (_i ? 7 : 6) && mla_stats_arrays(b.layer, y) == arrays);
+    for (size_t k = 0; k < arrays; k++) ck_assert_mem_eq(x[k].data, y[k].data, x[k].count * 8);
     ck_assert(b.layer[0].wsum == a.layer[0].wsum && b.rows == 1 && b.plain);
     mla_stats_free(&b);
     char *text;
@@ -152,13 +154,13 @@ static void reference(const mla_row *r, const double *R, const mla_moment_opts *
                     e += x * x;
                 }
                 const float *q = (dk == d ? r->q_rot : r->q) + (t * H + h) * d + (d - dk);
-                for (size_t i = 0; i < dk; i++) z[i] = q[i];
+                for (size_t i = 0; i < dk; i++) z[i] = q[i] * (o->gain ? o->gain[i] : 1);
                 for (size_t i = 0; dk == d && i < o->rot / 2; i++) {
                     double a = o->inv_freq[i] * (double)s, x = z[i], y = z[i + o->rot / 2];
                     z[i] = x * cos(a) + y * sin(a);
                     z[i + o->rot / 2] = y * cos(a) - x * sin(a);
                 }
-                double c = p[h][t][s] * p[h][t][s] * e / d;
+                double c = p[h][t][s] * p[h][t][s] * e / d * (r->inv2 ? r->inv2[s * G + h / 2] : 1);
                 for (size_t i = 0; i < dk; i++)
                     for (size_t j = 0; j < dk; j++) M[(h / 2 * dk + i) * dk + j] += c * z[i] * z[j];
             }
@@ -166,7 +168,9 @@ static void reference(const mla_row *r, const double *R, const mla_moment_opts *
 
 START_TEST(moments_follow_their_definitions)
 {
-    bool rebuild = _i == 1;
+    bool rebuild = _i == 1, p = _i == 2;
+    float gain[4] = {0.5f, 2, 1, 3}, inv2[T * G];
+    for (size_t i = 0; i < T * G; i++) inv2[i] = 0.2f + (float)mla_rng_unit(9, i);
     static float q[T * H * d], qr[T * H * d], kr[T * G * d], v[T * G * d], o[T * H * d];
     static double R[H * d * d];
     const double inv[2] = {1, 0.1};
@@ -178,10 +182,10 @@ START_TEST(moments_follow_their_definitions)
     mla_config c = small_config(false);
     mla_stats s;
     mla_err err;
-    ck_ok(mla_stats_new(&s, &c, rebuild ? MLA_LAYOUT_REBUILD : MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&s, &c, rebuild ? MLA_LAYOUT_REBUILD : p ? MLA_LAYOUT_P : MLA_LAYOUT_N, &err));
     mla_layer_stats *l = s.layer;
-    mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o};
-    mla_moment_opts mo = {.attn_scale = 0.35, .rot = 4, .inv_freq = inv, .rope_gain = 1};
+    mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o, .inv2 = p ? inv2 : NULL};
+    mla_moment_opts mo = {.attn_scale = 0.35, .rot = 4, .inv_freq = inv, .rope_gain = 1, .gain = p ? gain : NULL};
     double w[T], wr[T], M[G * d * d], kap[H * H];
     double first[G * d * d];
     for (size_t threads = 1; threads <= 3; threads++) {
@@ -217,14 +221,47 @@ START_TEST(moments_follow_their_definitions)
 }
 END_TEST
 
+/* 1 / rms^2 and the geometric mean by their definitions; sums of two runs add. */
+START_TEST(divisors_of_keys)
+{
+    mla_config c = small_config(false);
+    mla_stats a, b;
+    mla_err err;
+    static float k[T * G * d], inv2[T * G], center[G];
+    double logs[G] = {0};
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_P, &err));
+    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_P, &err));
+    for (size_t i = 0; i < T * G * d; i++) k[i] = rnd(8, i) * (i / d % G ? 3 : 0.25f);
+    mla_divisor_add(a.layer, inv2, k, 10, 1e-6);
+    mla_divisor_add(b.layer, inv2, k + 10 * G * d, T - 10, 1e-6);
+    a.layer->tokens = a.tokens = 10, b.layer->tokens = b.tokens = T - 10;
+    for (size_t t = 0; t < T; t++)
+        for (size_t g = 0; g < G; g++) {
+            double sum = 0;
+            for (size_t i = 0; i < d; i++) sum += (double)k[(t * G + g) * d + i] * k[(t * G + g) * d + i];
+            logs[g] += log2(sqrt(sum / d + 1e-6));
+            if (t >= 10) ck_assert(fabs((double)inv2[(t - 10) * G + g] * (sum / d + 1e-6) - 1) < 1e-6);
+        }
+    ck_ok(mla_stats_merge(&a, &b, &err));
+    mla_divisor_centers(a.layer, center);
+    for (size_t g = 0; g < G; g++) ck_assert(fabs(center[g] / exp2(logs[g] / T) - 1) < 1e-6);
+    mla_stats_free(&a);
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
+    ck_refused(mla_stats_merge(&b, &a, &err), MLA_EINVAL, "different layouts");
+    mla_stats_free(&a);
+    mla_stats_free(&b);
+}
+END_TEST
+
 Suite *suite_stats(void);
 Suite *suite_stats(void)
 {
     Suite *s = suite_create("stats");
     TCase *c = tcase_create("stats");
     tcase_add_test(c, merging_equals_one_pass);
-    tcase_add_test(c, files_read_back_and_damage_is_refused);
-    tcase_add_loop_test(c, moments_follow_their_definitions, 0, 2);
+    tcase_add_loop_test(c, files_read_back_and_damage_is_refused, 0, 2);
+    tcase_add_loop_test(c, moments_follow_their_definitions, 0, 3);
+    tcase_add_test(c, divisors_of_keys);
     suite_add_tcase(s, c);
     return s;
 }

@@ -33,10 +33,11 @@ static void check_exact(mla_layout layout, size_t groups)
     float *want = run_chunks(base, ids, N, 0, 0, 0);
     size_t bytes = mla_rt_kv_bytes_per_token(base);
     mla_rt_close(base);
-    for (int form = 0; form < 4; form += groups == 1 && layout == MLA_LAYOUT_N ? 1 : 3) {
+    bytes += 4 * mla_config_full_layers(w.c) * mla_layout_divisors(w.c, layout);
+    for (int form = 0; form < 4; form += groups == 1 && layout != MLA_LAYOUT_REBUILD ? 1 : 3) {
         mla_rt *rt = world_rt(&w, (mla_rt_opts){.absorb_prefill = form & 1, .expand_decode = form >> 1, .page_tokens = 16});
         set_all(&w, rt, layout, groups, 0);
-        ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes); /* lossless keeps what the base caches */
+        ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes); /* lossless keeps what the base caches, and divisors in layout p */
         for (size_t chunk = 0; chunk < 3; chunk++) {
             float *got = run_chunks(rt, ids, N, 0, chunk == 2 ? 45 : chunk, 0);
             mla_cmp c = mla_compare(got, want, N * V);
@@ -62,6 +63,81 @@ END_TEST
 START_TEST(exact_gla4) { check_exact(MLA_LAYOUT_N, 4); }
 END_TEST
 START_TEST(exact_rebuild) { check_exact(MLA_LAYOUT_REBUILD, 1); }
+END_TEST
+
+START_TEST(exact_p) { check_exact(MLA_LAYOUT_P, 1); }
+END_TEST
+START_TEST(exact_p_gla2) { check_exact(MLA_LAYOUT_P, 2); }
+END_TEST
+START_TEST(exact_p_gla4) { check_exact(MLA_LAYOUT_P, 4); }
+END_TEST
+
+/* Layout p with a rotated latent of full rank, a mean and centres: still exact, so the mean's part of the logit, the
+ * gain and the centres stand where they belong; and at a smaller rank all forms and cuts agree. */
+START_TEST(p_mean_and_centres)
+{
+    mla_err err = {0};
+    world w = world_open(NULL, 1);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    mla_rt *base = world_rt(&w, (mla_rt_opts){0});
+    float *want = run_chunks(base, ids, N, 0, 0, 0), *first = NULL;
+    mla_rt_close(base);
+    for (size_t rank = 112; rank >= 80; rank -= 32)
+        for (int form = 0; form < 4; form++) {
+            mla_factors f;
+            ck_ok(mla_factors_new(&f, MLA_LAYOUT_P, 2, 112, rank, &err));
+            ck_ok(mla_factors_centers(&f, 4, &err));
+            for (size_t a = 0; a < 2; a++)
+                for (size_t i = 0; i < 112; i++) {
+                    f.mu[a * 112 + i] = 0.3f * (float)((i * 7 + a) % 5) - 0.6f;
+                    for (size_t j = 0; j < rank; j++) { /* reversed order, scales 1/2 and 2: exact in f32 */
+                        f.E[(a * rank + j) * 112 + i] = i == 111 - j ? 0.5f : 0;
+                        f.D[(a * 112 + i) * rank + j] = i == 111 - j ? 2 : 0;
+                    }
+                }
+            for (size_t g = 0; g < 4; g++) f.center[g] = 0.5f + 0.4f * (float)g;
+            mla_rt *rt = world_rt(&w, (mla_rt_opts){.absorb_prefill = form & 1, .expand_decode = form >> 1, .page_tokens = 16});
+            for (size_t l = 0; l < w.c->layers; l++)
+                if (w.c->layer_kind[l] == MLA_LAYER_FULL) ck_ok(mla_rt_set_factors(rt, l, &f, &err));
+            for (size_t chunk = 0; chunk < 2; chunk++) {
+                float *got = run_chunks(rt, ids, N, 0, chunk, 0);
+                const float *ref = rank == 112 ? want : first;
+                if (!ref) first = got;
+                else {
+                    mla_cmp c = mla_compare(got, ref, N * V);
+                    double tol = path_bound(w.c, (double)w.c->layers, N) * c.max_want;
+                    ck_assert_msg(mla_cmp_ok(c, tol), "rank %zu form %d chunk %zu: error %g, allowed %g", rank, form, chunk, c.max_abs, tol);
+                    mla_free(got);
+                }
+            }
+            mla_rt_close(rt);
+            mla_factors_free(&f);
+        }
+    ck_assert(mean_kld(want, first, N, V) > 1e-3); /* the smaller rank is another model */
+    mla_free(first), mla_free(want), mla_free(ids);
+    world_close(&w);
+}
+END_TEST
+
+/* Same bits whatever the cut, in layout p, too. */
+START_TEST(p_chunks)
+{
+    world w = world_open(NULL, 2);
+    int32_t *ids = some_ids(N);
+    size_t V = w.c->vocab;
+    mla_rt *rt = world_rt(&w, (mla_rt_opts){.kv_dtype = MLA_BF16, .page_tokens = 16, .absorb_prefill = true});
+    set_all(&w, rt, MLA_LAYOUT_P, 2, 90);
+    float *want = run_chunks(rt, ids, N, 0, 0, 0);
+    for (size_t chunk = 1; chunk < 60; chunk += 14) {
+        float *got = run_chunks(rt, ids, N, 0, chunk, 0);
+        ck_assert_msg(!memcmp(got, want, N * V * 4), "chunks of %zu", chunk);
+        mla_free(got);
+    }
+    mla_rt_close(rt);
+    mla_free(want), mla_free(ids);
+    world_close(&w);
+}
 END_TEST
 
 /* A rank that drops features must be seen, and removing the factors gives the base back. */
@@ -109,19 +185,20 @@ START_TEST(short_caches)
     float *want = run_chunks(rt, ids, N, 0, 0, 0);
     size_t bytes = mla_rt_kv_bytes_per_token(rt);
     mla_rt_close(rt);
-    for (int latent = 0; latent < 2; latent++) {
+    for (int latent = 0; latent < 3; latent++) {
         double kld[3];
         for (int kind = 0; kind < 3; kind++) {
             rt = world_rt(&w, (mla_rt_opts){.kv_dtype = kind ? MLA_F8_E4M3 : MLA_BF16});
-            if (latent) set_all(&w, rt, MLA_LAYOUT_N, 1, 0);
+            if (latent) set_all(&w, rt, latent == 1 ? MLA_LAYOUT_N : MLA_LAYOUT_P, 1, 0);
             if (kind) set_scales(&w, rt, kind == 1 ? 0.0625f : 0.0005f, kind == 1 ? 0.0625f : 0.0005f);
-            ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes / (kind ? 4 : 2));
+            size_t more = latent == 2 ? mla_config_full_layers(w.c) * w.c->kv_heads * (kind ? 1 : 2) : 0;
+            ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), bytes / (kind ? 4 : 2) + more);
             float *got = run_chunks(rt, ids, N, 0, 50, 0);
             kld[kind] = mean_kld(want, got, N, V);
             mla_free(got);
             mla_rt_close(rt);
         }
-        if (getenv("MLA_TEST_FIGURES")) printf("%s cache KLD: bf16 %.3g, fp8 %.3g, saturated %.3g\n", latent ? "latent" : "GQA", kld[0], kld[1], kld[2]);
+        if (getenv("MLA_TEST_FIGURES")) printf("%s cache KLD: bf16 %.3g, fp8 %.3g, saturated %.3g\n", latent == 2 ? "layout p" : latent ? "latent" : "GQA", kld[0], kld[1], kld[2]);
         ck_assert(kld[0] > 0 && kld[0] < 1e-4 && kld[1] > kld[0] && kld[1] < 0.01 && kld[2] > 10 * kld[1]);
     }
     mla_free(want), mla_free(ids);
@@ -206,7 +283,7 @@ START_TEST(fp8_trials)
     world w = world_open(NULL, 1);
     int32_t *ids = some_ids(N);
     size_t V = w.c->vocab;
-    for (int layout = MLA_LAYOUT_NONE; layout <= MLA_LAYOUT_REBUILD; layout++) {
+    for (int layout = MLA_LAYOUT_NONE; layout <= MLA_LAYOUT_P; layout++) {
         seen s[2] = {{.trial = true}, {.trial = false}};
         float *logits = mla_alloc(N, V, 4);
         for (int k = 0; k < 2; k++) {
@@ -254,6 +331,12 @@ START_TEST(refused_factors)
     f.D[5] = NAN;
     ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "factor D: element 5");
     f.D[5] = 0;
+    f.layout = MLA_LAYOUT_P;
+    ck_ok(mla_factors_centers(&f, 4, &err));
+    f.center[2] = 0;
+    ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "centre 2 of 4 divisors: 0");
+    f.layout = MLA_LAYOUT_N;
+    f.center[2] = 1;
     f.n = 223;
     ck_refused(mla_rt_set_factors(rt, 1, &f, &err), MLA_EINVAL, "features");
     f.n = 224;
@@ -276,6 +359,11 @@ Suite *latent_suite(void)
     tcase_add_test(t, exact_gla2);
     tcase_add_test(t, exact_gla4);
     tcase_add_test(t, exact_rebuild);
+    tcase_add_test(t, exact_p);
+    tcase_add_test(t, exact_p_gla2);
+    tcase_add_test(t, exact_p_gla4);
+    tcase_add_test(t, p_mean_and_centres);
+    tcase_add_test(t, p_chunks);
     tcase_add_test(t, truncation_and_removal);
     tcase_add_test(t, short_caches);
     tcase_add_test(t, fp8_needs_scales);

@@ -21,6 +21,8 @@ static mla_status check(const mla_attn_args *a, mla_err *err)
     if (!a->dk || !a->dv || (a->q2 && !a->dk2)) return mla_fail(err, MLA_EINVAL, "attention: empty head");
     if ((st = mla_kv_check(&a->k, "attention k", err)) != MLA_OK) return st;
     if (a->q2 && (st = mla_kv_check(&a->k2, "attention k2", err)) != MLA_OK) return st;
+    if (a->divh && a->H % a->divh) return mla_fail(err, MLA_EINVAL, "attention: %zu heads over %zu divisors: must divide", a->H, a->divh);
+    if (a->divh && (st = mla_divisor_check(&a->div, "attention", err)) != MLA_OK) return st;
     return mla_kv_check(&a->v, "attention v", err);
 }
 

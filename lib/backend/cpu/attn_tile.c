@@ -112,6 +112,22 @@ static void part_logits(const mla_attn_job *j, const mla_attn_tile *t, int part,
     }
 }
 
+/* s = (s + qb) / divisor on the first part of the logits of n keys: row by row, so that no row's bits depend on the tile. */
+static void divide_logits(const mla_attn_job *j, const mla_attn_tile *t, size_t block, size_t n, const tile_work *w)
+{
+    const mla_attn_args *a = j->a;
+    float m[MLA_BLOCK];
+    for (size_t h = 0, he; h < t->nh; h = he) {
+        he = run_end(j, t, h, a->divh);
+        mla_divisor_inverse(m, &a->div, (t->h0 + h) * a->divh / a->H, block * MLA_BLOCK, n);
+        for (size_t r = h * t->nt; r < he * t->nt; r++) {
+            size_t tok = j->t0 + t->ta + r % t->nt;
+            float qb = a->qb ? mla_cf32p(a->qb)[tok * a->ldq + (t->h0 + r / t->nt) * a->qh_stride] : 0, *s = w->s + r * MLA_BLOCK;
+            for (size_t k = 0; k < n; k++) s[k] = (s[k] + qb) * m[k];
+        }
+    }
+}
+
 typedef struct { /* rows of one product o = al o + p v */
     size_t row, rows;  /* of p and al */
     float *o;
@@ -201,6 +217,7 @@ static void tile_block(const mla_attn_job *j, size_t index, size_t block, const 
     if (block == 0 && !j->observe) start_tile(j, &t);
     if (n) {
         part_logits(j, &t, MLA_PART_K, block, n, w);
+        if (j->a->divh) divide_logits(j, &t, block, n, w);
         if (j->a->q2) part_logits(j, &t, MLA_PART_K2, block, n, w);
         if (!j->observe) attend(j, &t, block, w);
     }

@@ -175,6 +175,7 @@ static const mla_backend_ops CPU_OPS = {
     .kv_write = mla_cpu_kv_write,
     .kv_read = mla_cpu_kv_read,
     .attention = mla_cpu_attention,
+    .divisor = mla_cpu_divisor,
     .conv = mla_cpu_conv,
     .gdn = mla_cpu_gdn,
     .gram = mla_cpu_gram,

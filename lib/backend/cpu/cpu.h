@@ -73,6 +73,7 @@ mla_status mla_cpu_copy_rows(mla_backend *, mla_mem *y, size_t ldy, const mla_me
 mla_status mla_cpu_kv_write(mla_backend *, const mla_kv_write_args *, mla_err *);
 mla_status mla_cpu_kv_read(mla_backend *, const mla_kv_read_args *, mla_err *);
 mla_status mla_cpu_attention(mla_backend *, const mla_attn_args *, mla_err *);
+mla_status mla_cpu_divisor(mla_backend *, const mla_divisor_args *, mla_err *);
 mla_status mla_cpu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status mla_cpu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
 mla_status mla_cpu_gram(mla_backend *, const mla_gram_args *, mla_err *);
@@ -82,6 +83,9 @@ mla_status mla_cpu_eigh(mla_backend *, double *a, double *w, size_t n, mla_err *
 /* Bytes of one element of a cache dtype; 0 when a cache cannot hold it. */
 size_t mla_kv_elem_bytes(mla_dtype t);
 mla_status mla_kv_check(const mla_kv_view *v, const char *what, mla_err *err);
+/* Divisors (divisor.c): their view, and 1 / d of n tokens from s0 on for one head. */
+mla_status mla_divisor_check(const mla_kv_view *v, const char *what, mla_err *err);
+void mla_divisor_inverse(float *m, const mla_kv_view *v, size_t head, size_t s0, size_t n);
 /* Address of element `col` (from the view's own col on) of token s. 64-bit slot arithmetic. */
 char *mla_kv_at(const mla_kv_view *v, size_t elem_bytes, size_t s, size_t col);
 #endif
