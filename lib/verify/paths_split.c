@@ -241,9 +241,10 @@ mla_status mla_path_split(mla_paths *p, mla_err *err)
     const mla_config *c = mla_rt_config(p->o->rt);
     const mla_path_text *text = &p->o->text[p->o->n_text - 1];
     if (c->mla.layout != MLA_LAYOUT_N || c->mla.groups < 2) {
-        mla_jv_set_str(mla_doc_gate(p->gates, "split", MLA_PASS, "the model has %s: there is nothing to split by groups",
-                                    c->mla.layout == MLA_LAYOUT_N ? "one latent group" : "no latent with rotary keys beside it"),
-                       "verdict", MLA_NOT_APPLICABLE);
+        const char *why = c->mla.layout == MLA_LAYOUT_P && c->mla.groups > 1 ? "score divisors beside its latents (layout p), which this check does not split"
+                          : c->mla.layout == MLA_LAYOUT_N                    ? "one latent group: there is nothing to split by groups"
+                                                                             : "no latent with rotary keys beside it: there is nothing to split by groups";
+        mla_jv_set_str(mla_doc_gate(p->gates, "split", MLA_PASS, "the model has %s", why), "verdict", MLA_NOT_APPLICABLE);
         return MLA_OK;
     }
     split x = {.rt = p->o->rt, .be = p->o->be, .m = {.T = text->n < TOKENS ? text->n : TOKENS, .D = c->hidden, .H = c->heads, .G = c->kv_heads,

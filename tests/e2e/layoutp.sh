@@ -38,6 +38,15 @@ rc_is 0 "older names against newer ones: the same logits"
 run $MV parity "$TMP/p" --against "$BASE" --max-kld 0.2 $ROW
 rc_is 0 "layout p at about half the values"
 
+# from text with everything at its default, and streamed layers: the same bytes
+FEW="--corpus $ROOT/calib/tune.jsonl --calibration-tokens 2560"
+# shellcheck disable=SC2086
+run $RF build "$BASE" "$TMP/c" --layout p --rank 96 $FEW
+rc_is 0 "build from text"
+# shellcheck disable=SC2086
+run $RF build "$BASE" "$TMP/s" --layout p --rank 96 --stream-layers --threads 1 $FEW
+if cmp -s "$TMP/c/mla_receipt.json" "$TMP/s/mla_receipt.json"; then pass; else fail "streamed layers and one thread give other bytes"; fi
+
 run $RF solve "$BASE" "$TMP/f" "$TMP/x" --layout p --keep 1 --groups 2 --nested --factors-dtype bfloat16
 rc_is 0 "nested solve of layout p"
 run $RF graft "$BASE" "$TMP/f" "$TMP/g" --rank 110 --allocation spectrum
