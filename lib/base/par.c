@@ -1,15 +1,21 @@
 /* Thread pool: workers take pieces from one counter; the pieces themselves are fixed by n and grain.
- * A short spin before sleeping keeps back-to-back small loops (decode) cheap. */
+ *
+ * A short spin before sleeping keeps back-to-back small loops (decode) cheap. A loop ends when its pieces are done, not when
+ * every worker has looked: who comes late, because other programs hold its core, finds the gate closed and is not waited for. */
 #include "base/par.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 
 #define SPIN 4000
+#define OPEN ((uint64_t)1 << 31)   /* of the gate: pieces may be taken */
+#define INSIDE (OPEN - 1)          /* workers that are taking them */
+#define EPOCH(g) ((g) >> 32)       /* which loop */
 
 typedef struct {
     struct mla_pool *pool;
@@ -21,10 +27,10 @@ struct mla_pool {
     pthread_t *tid; /* threads - 1 */
     worker_arg *arg;
     pthread_mutex_t mu;
-    pthread_cond_t start;
-    atomic_ulong epoch; /* a new value = a new loop */
-    atomic_size_t next, busy;
-    bool quit;
+    pthread_cond_t start, done;
+    _Atomic uint64_t gate;
+    atomic_size_t next;
+    atomic_bool quit, waiting; /* waiting: the caller sleeps on done */
     mla_par_fn fn;
     void *ctx;
     size_t n, grain;
@@ -48,22 +54,49 @@ static inline void cpu_relax(void)
 #endif
 }
 
+static bool is_new(const mla_pool *p, uint64_t seen)
+{
+    uint64_t g = atomic_load(&p->gate);
+    return ((g & OPEN) && EPOCH(g) != seen) || atomic_load(&p->quit);
+}
+
+/* Through the gate of a loop not seen before; false when it closed meanwhile. */
+static bool enter(mla_pool *p, uint64_t *seen)
+{
+    uint64_t g = atomic_load(&p->gate);
+    while ((g & OPEN) && EPOCH(g) != *seen)
+        if (atomic_compare_exchange_weak(&p->gate, &g, g + 1)) {
+            *seen = EPOCH(g);
+            return true;
+        }
+    return false;
+}
+
+static void leave(mla_pool *p)
+{
+    uint64_t g = atomic_fetch_sub(&p->gate, 1);
+    if ((g & INSIDE) != 1 || !atomic_load(&p->waiting)) return;
+    pthread_mutex_lock(&p->mu);
+    pthread_cond_signal(&p->done);
+    pthread_mutex_unlock(&p->mu);
+}
+
 static void *worker_main(void *v)
 {
     worker_arg *a = v;
     mla_pool *p = a->pool;
-    unsigned long seen = 0;
+    uint64_t seen = 0;
     for (;;) {
-        for (int i = 0; i < SPIN && atomic_load_explicit(&p->epoch, memory_order_acquire) == seen; i++) cpu_relax();
-        if (atomic_load(&p->epoch) == seen) {
+        for (int i = 0; i < SPIN && !is_new(p, seen); i++) cpu_relax();
+        if (!is_new(p, seen)) {
             pthread_mutex_lock(&p->mu);
-            while (atomic_load(&p->epoch) == seen) pthread_cond_wait(&p->start, &p->mu);
+            while (!is_new(p, seen)) pthread_cond_wait(&p->start, &p->mu);
             pthread_mutex_unlock(&p->mu);
         }
-        seen = atomic_load(&p->epoch);
-        if (p->quit) return NULL;
+        if (atomic_load(&p->quit)) return NULL;
+        if (!enter(p, &seen)) continue;
         run_pieces(p, a->id);
-        atomic_fetch_sub(&p->busy, 1);
+        leave(p);
     }
 }
 
@@ -79,6 +112,7 @@ mla_status mla_pool_new(mla_pool **out, size_t threads, mla_err *err)
     p->threads = threads;
     pthread_mutex_init(&p->mu, NULL);
     pthread_cond_init(&p->start, NULL);
+    pthread_cond_init(&p->done, NULL);
     p->tid = mla_alloc(threads, 1, sizeof *p->tid);
     p->arg = mla_alloc(threads, 1, sizeof *p->arg);
     if (!p->tid || !p->arg) {
@@ -101,12 +135,12 @@ void mla_pool_free(mla_pool *p)
 {
     if (!p) return;
     pthread_mutex_lock(&p->mu);
-    p->quit = true;
-    atomic_fetch_add(&p->epoch, 1);
+    atomic_store(&p->quit, true);
     pthread_cond_broadcast(&p->start);
     pthread_mutex_unlock(&p->mu);
     for (size_t i = 1; i <= p->started; i++) pthread_join(p->tid[i], NULL);
     pthread_cond_destroy(&p->start);
+    pthread_cond_destroy(&p->done);
     pthread_mutex_destroy(&p->mu);
     mla_free(p->tid);
     mla_free(p->arg);
@@ -128,11 +162,19 @@ void mla_par_for(mla_pool *p, size_t n, size_t grain, mla_par_fn fn, void *ctx)
     p->n = n;
     p->grain = grain;
     atomic_store(&p->next, 0);
-    atomic_store(&p->busy, p->threads - 1);
     pthread_mutex_lock(&p->mu);
-    atomic_fetch_add(&p->epoch, 1);
+    uint64_t epoch = (EPOCH(atomic_load(&p->gate)) + 1) & UINT32_MAX;
+    if (epoch == 0) epoch = 1; /* 0: what a worker that saw nothing has seen */
+    atomic_store(&p->gate, epoch << 32 | OPEN);
     pthread_cond_broadcast(&p->start);
     pthread_mutex_unlock(&p->mu);
     run_pieces(p, 0);
-    while (atomic_load_explicit(&p->busy, memory_order_acquire) != 0) cpu_relax();
+    atomic_fetch_and(&p->gate, ~OPEN);
+    for (int i = 0; i < SPIN && (atomic_load(&p->gate) & INSIDE); i++) cpu_relax();
+    if (!(atomic_load(&p->gate) & INSIDE)) return;
+    pthread_mutex_lock(&p->mu);
+    atomic_store(&p->waiting, true);
+    while (atomic_load(&p->gate) & INSIDE) pthread_cond_wait(&p->done, &p->mu);
+    atomic_store(&p->waiting, false);
+    pthread_mutex_unlock(&p->mu);
 }
