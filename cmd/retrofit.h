@@ -16,6 +16,7 @@ mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err);
 typedef struct {
     double keep, balance;
     size_t rank, kv_bytes, groups, tokens, row_tokens;
+    const char *report, *held_stats;
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype, *objective;
     cli_list corpus;
     const char *ranks, *rank_set, *names;
@@ -25,6 +26,9 @@ typedef struct {
 #define RETROFIT_OPTIONS 19
 /* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
+/* Two more rows: --report and --held-out-stats, for the commands that solve. */
+#define RETROFIT_REPORT_OPTIONS 2
+size_t retrofit_report_options(retrofit_args *a, cli_option *opt);
 /* Recipe file first, then every option that was given. */
 MLA_CHECKED mla_status retrofit_recipe(mla_recipe *out, const retrofit_args *a, mla_err *err);
 
@@ -40,6 +44,6 @@ typedef struct {
 MLA_CHECKED mla_status retrofit_begin(retrofit_run *r, cli *c, const retrofit_args *a, const char *base, bool text, mla_err *err);
 void retrofit_end(retrofit_run *r);
 
-/* The answer of build, solve and graft: the table of layers, or with --json one document. */
-MLA_CHECKED mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, mla_err *err);
+/* The answer of build, solve and graft: the table of layers, or with --json one document; and the report where one was asked for. */
+MLA_CHECKED mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, const char *report, mla_err *err);
 #endif

@@ -6,11 +6,12 @@
 mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
 {
     retrofit_args a = {0};
-    cli_option opt[RETROFIT_OPTIONS + 1];
+    cli_option opt[RETROFIT_OPTIONS + RETROFIT_REPORT_OPTIONS + 1];
     size_t n = retrofit_options(&a, opt, true);
     const char *stats = NULL;
     opt[n++] = (cli_option){.name = "stats", .kind = CLI_STR, .target = &stats, .metavar = "FILE", .group = "calibration",
                             .help = "use statistics collected before (mla-retrofit stats) instead of a corpus"};
+    n += retrofit_report_options(&a, opt + n);
     const cli_spec spec = {
         .args = "BASE OUT",
         .about = "Builds a complete checkpoint folder OUT from BASE (a Hugging Face folder or a .gguf file): statistics over a corpus, "
@@ -28,8 +29,9 @@ mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
     if (st == MLA_OK) {
         r.o.out = c->arg[1];
         r.o.stats = stats;
+        r.o.held_stats = a.held_stats;
         st = mla_build(&res, &r.o, err);
-        if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[1], err);
+        if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[1], a.report, err);
         mla_build_result_free(&res);
         retrofit_end(&r);
     }

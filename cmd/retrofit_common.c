@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "io/sha256.h"
 #include "retrofit.h"
+#include "retrofit/report.h"
 
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
 {
@@ -70,6 +71,15 @@ mla_status retrofit_sizes(size_t *out, size_t *n, size_t max, const char *text, 
     }
 }
 
+size_t retrofit_report_options(retrofit_args *a, cli_option *opt)
+{
+    opt[0] = (cli_option){.name = "report", .kind = CLI_STR, .target = &a->report, .metavar = "DIR", .group = "report files",
+                          .help = "write report.md and charts of spectra, ranks, keys' share and losses into DIR (docs/reports.md)"};
+    opt[1] = (cli_option){.name = "held-out-stats", .kind = CLI_STR, .target = &a->held_stats, .metavar = "FILE", .group = "report files",
+                          .help = "statistics of other text (mla-retrofit stats), for the held-out losses"};
+    return RETROFIT_REPORT_OPTIONS;
+}
+
 mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
 {
     *r = mla_recipe_default();
@@ -128,8 +138,12 @@ void retrofit_end(retrofit_run *r)
     r->default_corpus = r->default_held_out = NULL;
 }
 
-mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, mla_err *err)
+mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, const char *report, mla_err *err)
 {
+    if (report) {
+        mla_status st = mla_report_write(report, &res->f, &res->recipe, err);
+        if (st != MLA_OK) return st;
+    }
     char hex[65];
     mla_hex(res->root, 32, hex);
     if (c->json) {

@@ -30,11 +30,12 @@ mla_status cmd_retrofit_stats(cli *c, int argc, char **argv, mla_err *err)
 mla_status cmd_retrofit_solve(cli *c, int argc, char **argv, mla_err *err)
 {
     retrofit_args a = {0};
-    cli_option opt[RETROFIT_OPTIONS + 1];
+    cli_option opt[RETROFIT_OPTIONS + RETROFIT_REPORT_OPTIONS + 1];
     size_t n = retrofit_options(&a, opt, false);
     opt[n++] = (cli_option){.name = "nested", .kind = CLI_FLAG, .target = &a.nested, .group = "what to build",
                             .help = "keep beside the factors what graft needs to give every smaller rank, byte for byte what build gives at that rank; "
                                     "with --keep 1 all ranks (a larger file: 16 bytes per direction and feature)"};
+    n += retrofit_report_options(&a, opt + n);
     const cli_spec spec = {.args = "BASE FACTORS.safetensors STATS...",
                            .about = "Solves the factors of every layer from one or more statistics files and writes them to one file that graft "
                                     "puts beside any base of the same shape.",
@@ -45,8 +46,9 @@ mla_status cmd_retrofit_solve(cli *c, int argc, char **argv, mla_err *err)
     mla_status st = retrofit_begin(&r, c, &a, c->arg[0], false, err);
     if (st != MLA_OK) return st;
     r.o.nested = a.nested;
+    r.o.held_stats = a.held_stats;
     st = mla_build_solve(&res, &r.o, c->arg + 2, c->nargs - 2, c->arg[1], err);
-    if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[1], err);
+    if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[1], a.report, err);
     mla_build_result_free(&res);
     retrofit_end(&r);
     return st;
@@ -90,7 +92,7 @@ mla_status cmd_retrofit_graft(cli *c, int argc, char **argv, mla_err *err)
         r.o.rank = ranks;
         r.o.n_rank = n;
         st = mla_build_graft(&res, &r.o, c->arg[1], err);
-        if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[2], err);
+        if (st == MLA_OK) st = retrofit_answer(c, &res, c->arg[2], NULL, err);
         mla_build_result_free(&res);
         retrofit_end(&r);
     }

@@ -33,3 +33,9 @@ interop: deps
 	@scripts/deps.sh python3 python3-venv python3-pip unzip
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/interop/dump
 	@BUILD=$(BUILD) tests/interop/run.sh
+
+# make bench-quality: KLD, agreement and perplexity of published factorizations and of ours, stage by stage (docs/quality.md).
+.PHONY: bench-quality
+bench-quality: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/bench/bench_quality $(BUILD)/bench/bench_chart
+	@BUILD=$(BUILD) tests/bench/bench_quality.sh

@@ -11,6 +11,7 @@
 #include "linalg/gemm.h"
 #include "retrofit/gather.h"
 #include "retrofit/graft.h"
+#include "retrofit/merge.h"
 #include "retrofit/nested.h"
 #include "retrofit/prefix.h"
 #include "retrofit/receipt.h"
@@ -76,10 +77,11 @@ static mla_status statistics(mla_stats *fit, mla_stats *held, const mla_build_op
         mla_status st = mla_stats_read(fit, o->stats, err);
         if (st == MLA_OK && memcmp(fit->base_digest, in->base_digest, 32))
             mla_warn(o->log, "%s was collected on other weights than this base: ranks and losses are those of the other base", o->stats);
-        return st;
+        return st == MLA_OK && o->held_stats ? mla_stats_read(held, o->held_stats, err) : st;
     }
     mla_gather_opts g = gather_opts(o, in, r, dir, false);
     mla_status st = mla_gather(fit, &g, in->fit, in->n_fit, err);
+    if (st == MLA_OK && o->held_stats) return mla_stats_read(held, o->held_stats, err);
     if (st == MLA_OK && in->n_held) {
         g = gather_opts(o, in, r, dir, true);
         st = mla_gather(held, &g, in->held, in->n_held, err);
@@ -190,17 +192,12 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
 {
     *out = (mla_build_result){.recipe = o->recipe};
     mla_inputs in = {0};
-    mla_stats sum = {0};
+    mla_stats sum = {0}, held = {0};
     size_t *layer = NULL;
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
-    if (st == MLA_OK) st = mla_stats_new(&sum, mla_model_config(in.model), out->recipe.layout, err);
-    for (size_t i = 0; st == MLA_OK && i < n_stats; i++) {
-        mla_stats s = {0};
-        st = mla_stats_read(&s, stats[i], err);
-        if (st == MLA_OK && (st = mla_stats_merge(&sum, &s, err)) != MLA_OK) st = mla_wrap(err, "%s", stats[i]);
-        mla_stats_free(&s);
-    }
-    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .pool = o->pool, .nested = o->nested};
+    if (st == MLA_OK) st = mla_stats_read_all(&sum, stats, n_stats, mla_model_config(in.model), out->recipe.layout, o->pool, err);
+    if (st == MLA_OK && o->held_stats) st = mla_stats_read(&held, o->held_stats, err);
+    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK && !(layer = mla_alloc(out->f.layers, 1, sizeof *layer))) st = mla_fail(err, MLA_ENOMEM, "layer list");
     for (size_t i = 0; st == MLA_OK && i < out->f.layers; i++) layer[i] = out->f.result[i].layer;
@@ -209,6 +206,7 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
                        : mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->f.f32, out->root, err);
     mla_free(layer);
     mla_stats_free(&sum);
+    mla_stats_free(&held);
     mla_inputs_close(&in);
     if (st != MLA_OK) mla_build_result_free(out);
     return st;

@@ -16,6 +16,8 @@ typedef struct {
     mla_recipe recipe;
     const char *out;
     const char *stats;          /* statistics file to use instead of collecting; NULL */
+    const char *held_stats;     /* statistics of other text, for the held-out losses of build and solve; NULL: collected with
+                                   the held-out text where build collects, otherwise not measured */
     mla_backend *be;
     mla_pool *pool;
     mla_precision precision;    /* of the calibration pass */

@@ -79,7 +79,7 @@ static mla_status one_result(work *w, size_t i)
     if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
-    *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = mla_solution_tail(s, per) / total, .held_out = -1,
+    *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = total > 0 ? mla_solution_tail(s, per) / total : 0, .held_out = -1,
                             .energy = total, .k_share = mla_solution_k_share(s, per), .floored = s->floored};
     r->n_spectrum = s->groups * s->n;
     r->spectrum = mla_alloc_raw(r->n_spectrum, 1, sizeof *r->spectrum);
@@ -88,7 +88,7 @@ static mla_status one_result(work *w, size_t i)
     qsort(r->spectrum, r->n_spectrum, sizeof *r->spectrum, descending);
     if (mla_objective_weights(w->r->objective)) return share_lost(&r->exact, s, f, &w->fit->layer[i], err) == MLA_OK ? held_out(w, i) : err->status;
     if ((st = mla_solution_loss(&loss, s, f, &w->fit->layer[i], err)) != MLA_OK) return st;
-    r->exact = loss > 0 ? loss / total : 0;
+    r->exact = loss > 0 && total > 0 ? loss / total : 0; /* no energy at all: a layer whose output nothing reaches */
     return held_out(w, i);
 }
 
@@ -157,6 +157,7 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     mla_status st = rank && w.sol && w.err && out->factors && out->result && (out->nested || !o->nested) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
     if (st == MLA_OK && fit->layout != r->layout)
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
+    if (st == MLA_OK && o->held && (st = mla_stats_same_shape(fit, o->held, err)) != MLA_OK) st = mla_wrap(err, "held-out statistics");
     if (st == MLA_OK && fit->plain != mla_objective_plain(r->objective))
         st = mla_fail(err, MLA_EINVAL, "objective %s needs statistics with %s token weights (mla-retrofit stats --objective %s)",
                       mla_objective_name(r->objective), fit->plain ? "attention" : "plain", mla_objective_name(r->objective));

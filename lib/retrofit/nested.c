@@ -109,6 +109,7 @@ mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, 
 {
     const mla_factors *f = &ne->f;
     size_t n = f->n, R = f->r;
+    *out = (mla_factors){0};
     if (bf16 && !ne->cross && r != n) return mla_fail(err, MLA_EINTERNAL, "layer %zu: no cross moments to refit the decoder with", ne->layer);
     if (r > R && r != n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group, the factors hold %zu", ne->layer, r, R);
     mla_status st = mla_nested_new(out, ne, r, err);

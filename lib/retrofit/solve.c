@@ -55,8 +55,9 @@ typedef struct {
 } problem;
 
 /* F and its inverse from Lambda = V diag(l) V^T, part by part: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), with
- * eigenvalues below LAMBDA_FLOOR of the largest of all parts raised to it. */
-static mla_status root_of_lambda(double *F, double *Fi, const problem *p, size_t *floored, mla_err *err)
+ * eigenvalues below LAMBDA_FLOOR of the largest of all parts raised to it. A metric of zeros (nothing of these features
+ * reaches the layer's output) sets *dead and gives the identity. */
+static mla_status root_of_lambda(double *F, double *Fi, bool *dead, const problem *p, size_t *floored, mla_err *err)
 {
     size_t n = p->n, rest = n - p->heads * p->key, most = p->key > rest ? p->key : rest;
     double *w = mla_alloc(n, 1, sizeof *w), *v = mla_alloc_raw(most, most, sizeof *v), top = 0;
@@ -71,9 +72,9 @@ static mla_status root_of_lambda(double *F, double *Fi, const problem *p, size_t
         if (st == MLA_OK && m && w[at + m - 1] > top) top = w[at + m - 1];
         at += m;
     }
-    if (st == MLA_OK && !(top > 0)) st = mla_fail(err, MLA_EFORMAT, "the objective is zero: no query or value energy was seen");
+    *dead = st == MLA_OK && !(top > 0);
     for (size_t k = 0; st == MLA_OK && k < n; k++) {
-        double e = w[k], lo = LAMBDA_FLOOR * top;
+        double e = w[k], lo = *dead ? 1 : LAMBDA_FLOOR * top;
         if (!(e >= lo)) e = lo, ++*floored;
         double s = sqrt(e);
         for (size_t i = 0; i < n; i++) {
@@ -103,7 +104,8 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
     }
     double *F = buf, *Fi = buf + n * n, *T = buf + 2 * n * n, *S = buf + 3 * n * n;
     double *E = p->E, *D = p->D, *sig = p->sigma;
-    mla_status st = root_of_lambda(F, Fi, p, floored, err);
+    bool dead;
+    mla_status st = root_of_lambda(F, Fi, &dead, p, floored, err);
     if (st == MLA_OK) {
         square_mul(T, F, p->C, n, false);
         square_mul(S, T, F, n, true);
@@ -121,15 +123,18 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
         for (size_t i = 0; i < n; i++) sig[i] = w[n - 1 - i] > 0 ? w[n - 1 - i] : 0;
         square_mul(E, S, F, n, false);  /* E = U^T F */
         square_mul(D, Fi, S, n, true);  /* D = F^-1 U */
-        /* gauge: unit variance per coordinate (Var c_i = sigma_i), so that one FP8 scale fits all of them */
-        double lo = 1e-12 * sig[0];
-        for (size_t i = 0; i < n; i++) {
+        /* gauge: unit variance per coordinate (Var c_i = sigma_i), so that one FP8 scale fits all of them. A direction that
+         * calibration hardly saw is not blown up beyond 1e4: with 1e-3 of the largest variance in other text it still
+         * stays below FP8's 448, and bf16 rounding of its row leaks little. */
+        double lo = 1e-8 * sig[0];
+        for (size_t i = 0; i < n && sig[0] > 0; i++) {
             double g = sqrt(sig[i] > lo ? sig[i] : lo);
             for (size_t j = 0; j < n; j++) {
                 E[i * n + j] /= g;
                 D[j * n + i] *= g;
             }
         }
+        if (dead) memset(sig, 0, n * sizeof *sig);
     }
     mla_free(buf);
     mla_free(w);
@@ -174,6 +179,21 @@ static mla_status solve_group(mla_solution *s, size_t a, size_t heads, mla_err *
     return solve_problem(&p, &s->floored, err);
 }
 
+/* Refuses sums that are not finite, and text over which no feature varies: factors would be made of rounding errors. */
+static mla_status check_moments(const mla_layer_stats *l, const double *C, const double *mu, mla_err *err)
+{
+    bool varies = false, mean = false;
+    for (size_t i = 0; i < l->n; i++) {
+        double v = C[i * l->n + i], m = mu[i] * mu[i];
+        varies |= v > 1e-10 * m; /* 0 and 0: a dead feature */
+        mean |= m > 0;
+    }
+    for (size_t i = 0; i < l->n * l->n; i++)
+        if (!isfinite(C[i]) || !isfinite(mu[i / l->n])) return mla_fail(err, MLA_EFORMAT, "moments of feature %zu are not finite", i / l->n);
+    if (!varies && mean) return mla_fail(err, MLA_EFORMAT, "no key or value varies over the calibration text: longer or other text is needed");
+    return MLA_OK;
+}
+
 /* C (l->n, l->n), mu (l->n) over all features; ours: also the value metric L (G d, G d); published: the key weight. */
 static mla_status layer_moments(const mla_layer_stats *l, const float *wo, size_t D, const mla_solve_opts *o, double *C, double *mu, double *L,
                                 double *key_weight, mla_err *err)
@@ -216,6 +236,7 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !L || !C || !mu)
         st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
     if (st == MLA_OK) st = layer_moments(l, wo, D, o, C, mu, L, &key_weight, err);
+    if (st == MLA_OK) st = check_moments(l, C, mu, err);
     if (st == MLA_OK && l->divisor) {
         out->heads = l->G;
         out->center = mla_alloc(l->G, 1, sizeof *out->center);
@@ -231,6 +252,9 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
         }
         if (ours) assemble_lambda(Lam, l, L, gs, a, o->balance);
         for (size_t i = 0; !ours && i < n; i++) Lam[i * n + i] = i < out->keys ? key_weight : 1;
+        for (size_t i = 0; st == MLA_OK && i < n * n; i++)
+            if (!isfinite(Lam[i])) st = mla_fail(err, MLA_EFORMAT, "the metric of feature %zu is not finite", i / n);
+        if (st != MLA_OK) break;
         st = solve_group(out, a, l->G / gs, err);
     }
     mla_free(L);
@@ -252,6 +276,7 @@ double mla_solution_tail(const mla_solution *s, size_t r)
 mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err)
 {
     mla_nested ne;
+    *out = (mla_factors){0};
     if (r == 0 || r > s->n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, s->n);
     mla_status st = mla_nested_of(&ne, s, r, bf16 && r < s->n, err);
     if (st != MLA_OK) return st;

@@ -33,7 +33,7 @@ typedef struct {          /* per group a: */
     double *Lambda;       /* (groups, n, n) */
     size_t heads;         /* layout P: KV heads; 0 otherwise */
     float *center;        /* layout P: (heads) of the divisors; NULL otherwise */
-    size_t floored;       /* eigenvalues of Lambda raised to the floor 1e-6 * max */
+    size_t floored;       /* (a metric of zeros: all; sigma is then 0) eigenvalues of Lambda raised to the floor 1e-6 * max */
 } mla_solution;
 
 /* wo: o_proj of the layer, f32 (D, H d); objective ours only, otherwise NULL. */

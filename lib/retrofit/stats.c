@@ -104,7 +104,7 @@ static void layer_add(mla_layer_stats *a, const mla_layer_stats *b)
     a->wsum += b->wsum;
 }
 
-mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err)
+mla_status mla_stats_same_shape(const mla_stats *a, const mla_stats *b, mla_err *err)
 {
     if (a->layout != b->layout || a->layers != b->layers)
         return mla_fail(err, MLA_EINVAL, "statistics of different layouts or models: %zu layers and %zu layers", a->layers, b->layers);
@@ -113,7 +113,14 @@ mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err)
             return mla_fail(err, MLA_EINVAL, "statistics of layer %zu and layer %zu differ in shape: %zu and %zu features",
                             a->layer[i].layer, b->layer[i].layer, a->layer[i].n, b->layer[i].n);
     if (a->tokens > 0 && a->plain != b->plain)
-        return mla_fail(err, MLA_EINVAL, "statistics with plain token weights and statistics with attention weights do not add");
+        return mla_fail(err, MLA_EINVAL, "statistics with plain token weights and statistics with attention weights do not go together");
+    return MLA_OK;
+}
+
+mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err)
+{
+    mla_status st = mla_stats_same_shape(a, b, err);
+    if (st != MLA_OK) return st;
     if (a->tokens > 0 && memcmp(a->base_digest, b->base_digest, 32) != 0)
         return mla_fail(err, MLA_EINVAL, "statistics were collected on different bases");
     for (size_t i = 0; i < a->layers; i++) layer_add(&a->layer[i], &b->layer[i]);

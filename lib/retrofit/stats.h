@@ -45,6 +45,8 @@ typedef struct {
 
 /* Zeroed statistics shaped for the model and layout; rot of the model decides dk. */
 MLA_CHECKED mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_err *err);
+/* Whether b is of the same layout, layers and shapes as a, and of the same kind of weights; MLA_EINVAL says what differs. */
+MLA_CHECKED mla_status mla_stats_same_shape(const mla_stats *a, const mla_stats *b, mla_err *err);
 void mla_stats_free(mla_stats *s); /* zeroed struct is fine */
 /* a += b. Both must have the same shapes; differing shifts are reconciled. The corpus digest becomes
  * sha256(a's digest | b's digest); a with no tokens yet takes b's digests. */

@@ -77,21 +77,6 @@ run $RF build "$BASE" "$TMP/gs" --keep 0.5 --stats "$TMP/x.mlastats"
 rc_is 0 "build from statistics"
 if cmp -s "$TMP/f.safetensors" "$TMP/g/mla_factors-00001-of-00001.safetensors" &&
     cmp -s "$TMP/f.safetensors" "$TMP/gs/mla_factors-00001-of-00001.safetensors"; then pass; else fail "solve, graft and build --stats differ"; fi
-# statistics for the published objectives are another kind
-run $RF solve "$BASE" "$TMP/n.safetensors" "$TMP/x.mlastats" --keep 0.5 --objective cov-separate
-rc_is 2 "published objective from attention-weighted statistics"
-has err "plain token weights" "published objective from attention-weighted statistics"
-# shellcheck disable=SC2086
-run $RF stats "$BASE" "$TMP/p.mlastats" $FEW --held-out "$ROOT/calib/tune.jsonl" --objective svd
-for o in svd joint-svd cov-separate balanced-pca; do
-    run $RF solve "$BASE" "$TMP/f-$o.safetensors" "$TMP/p.mlastats" --keep 0.5 --objective $o
-    rc_is 0 "solve --objective $o"
-    if cmp -s "$TMP/f.safetensors" "$TMP/f-$o.safetensors"; then fail "$o gives the factors of ours"; else pass; fi
-done
-run $RF graft "$BASE" "$TMP/f-balanced-pca.safetensors" "$TMP/gp"
-run $MV parity "$TMP/gp" --against "$BASE" --corpus "$ROOT/calib/tune.jsonl" --rows 1 --row-tokens 256 --no-decode --aa-positions 0 --min-agreement 0 --max-kld 0.1
-rc_is 0 "a model with balanced PCA"
-
 run $MV receipts "$TMP/g"
 rc_is 0 "receipts of a graft"
 run $RF solve "$BASE" "$TMP/f2.safetensors" "$TMP/x.mlastats" "$TMP/x.mlastats" --keep 0.5

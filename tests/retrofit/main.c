@@ -6,9 +6,11 @@ Suite *suite_stats(void);
 Suite *suite_ranks(void);
 Suite *suite_nested(void);
 Suite *suite_objective(void);
+Suite *suite_robust(void);
+Suite *suite_report(void);
 
 int main(void)
 {
-    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested, suite_objective};
+    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested, suite_objective, suite_robust, suite_report};
     return mla_test_main("retrofit", all, sizeof all / sizeof *all);
 }

@@ -49,3 +49,27 @@ void synth_free(mla_layer_stats *l)
     mla_free(l->kappa);
     mla_free(l->GG);
 }
+
+double synth_objective(const mla_solution *s, const mla_factors *f)
+{
+    double total = 0;
+    size_t n = s->n, r = f->r;
+    for (size_t a = 0; a < s->groups; a++) {
+        static double Q[SYNTH_N][SYNTH_N], QC[SYNTH_N][SYNTH_N];
+        const float *E = f->E + a * r * n, *Dd = f->D + a * n * r;
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++) {
+                Q[i][j] = i == j;
+                for (size_t k = 0; k < r; k++) Q[i][j] -= (double)Dd[i * r + k] * E[k * n + j];
+            }
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++) {
+                QC[i][j] = 0;
+                for (size_t k = 0; k < n; k++) QC[i][j] += Q[i][k] * s->C[(a * n + k) * n + j];
+            }
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++)
+                for (size_t k = 0; k < n; k++) total += s->Lambda[(a * n + i) * n + j] * QC[j][k] * Q[i][k];
+    }
+    return total;
+}

@@ -11,31 +11,6 @@
 
 enum { H = 6, G = 2, d = 8, dk = 6, D = 40, N = G * (dk + d) };
 
-/* tr(Lambda (I - D E) C (I - D E)^T) by its definition. */
-static double objective(const mla_solution *s, const mla_factors *f)
-{
-    double total = 0;
-    size_t n = s->n, r = f->r;
-    for (size_t a = 0; a < s->groups; a++) {
-        double Q[N][N], QC[N][N];
-        const float *E = f->E + a * r * n, *Dd = f->D + a * n * r;
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < n; j++) {
-                Q[i][j] = i == j;
-                for (size_t k = 0; k < r; k++) Q[i][j] -= (double)Dd[i * r + k] * E[k * n + j];
-            }
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < n; j++) {
-                QC[i][j] = 0;
-                for (size_t k = 0; k < n; k++) QC[i][j] += Q[i][k] * s->C[(a * n + k) * n + j];
-            }
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < n; j++)
-                for (size_t k = 0; k < n; k++) total += s->Lambda[(a * n + i) * n + j] * QC[j][k] * Q[i][k];
-    }
-    return total;
-}
-
 static void solve(mla_solution *s, mla_layer_stats *l, size_t groups)
 {
     static float wo[D * H * d];
@@ -57,7 +32,7 @@ START_TEST(tail_is_the_objective_of_the_factors)
     for (size_t r = 1; r < s.n; r++) {
         mla_factors f;
         ck_ok(mla_solution_factors(&f, &s, r, false, &err));
-        double got = objective(&s, &f), want = mla_solution_tail(&s, r);
+        double got = synth_objective(&s, &f), want = mla_solution_tail(&s, r);
         /* f32 factors of unit-variance coordinates: relative error 2^-24 per product, n products, of the total */
         ck_assert_msg(fabs(got - want) <= (double)s.n * 0x1p-22 * total, "r=%zu: objective %.12g, tail %.12g of %.12g", r, got, want, total);
         ck_assert(want <= prev);
@@ -69,7 +44,7 @@ START_TEST(tail_is_the_objective_of_the_factors)
             memcpy(E, f.E, groups * r * s.n * sizeof *E);
             p.E = E;
             for (size_t i = 0; i < groups * r * s.n; i++) E[i] += 0.02f * (float)mla_rng_normal(100 + t, i);
-            ck_assert(objective(&s, &p) >= got);
+            ck_assert(synth_objective(&s, &p) >= got);
         }
         mla_factors_free(&f);
     }
@@ -110,7 +85,7 @@ START_TEST(bf16_refit_is_no_worse_than_plain_rounding)
         mla_factors f, g;
         ck_ok(mla_solution_factors(&f, &s, r, false, &err));
         ck_ok(mla_solution_factors(&g, &s, r, true, &err));
-        double best = objective(&s, &f), got = objective(&s, &g);
+        double best = synth_objective(&s, &f), got = synth_objective(&s, &g);
         double total = mla_solution_tail(&s, 0);
         ck_assert(got >= best - 1e-6 * total && got <= best + 3e-5 * total); /* 2^-9 relative, squared, times a few */
         mla_factors_free(&f);
