@@ -42,9 +42,7 @@ build_stage() { # MODEL BASE NAME KEEP TOKENS: only the factors of the folder ar
     rm -rf "$dir/work"
 }
 
-measure() { # MODEL BASE FILE...: figures of the files that have none yet, the base run once
-    base=$2
-    shift 2
+measure() { # FILE...: figures of the files that have none yet, $base run once for all of them
     n=$#
     while [ "$n" -gt 0 ]; do
         f=$1
@@ -91,25 +89,25 @@ table() { # MODEL TITLE TOKENS
 
 full_tokens() { case $1 in smollm2) echo 49152 ;; *) echo 131072 ;; esac; }
 
-run_model() { # MODEL BASE TITLE
-    tokens=$(full_tokens "$1")
-    collect "$1" "$2" attention "$tokens"
-    collect "$1" "$2" plain "$tokens"
+run_model() { # $model $base $title
+    tokens=$(full_tokens "$model")
+    collect "$model" "$base" attention "$tokens"
+    collect "$model" "$base" plain "$tokens"
     for k in $keeps; do
-        for o in $published; do solve_published "$1" "$2" "$o" "$k" "$tokens"; done
+        for o in $published; do solve_published "$model" "$base" "$o" "$k" "$tokens"; done
         stage_names >"$dir/stages"
-        while IFS= read -r s; do build_stage "$1" "$2" "$s" "$k" "$tokens" </dev/null; done <"$dir/stages"
+        while IFS= read -r s; do build_stage "$model" "$base" "$s" "$k" "$tokens" </dev/null; done <"$dir/stages"
     done
     for k in $keeps; do # a keep at a time: an interrupted run loses little
         set --
         columns >"$dir/columns"
         while IFS= read -r c; do set -- "$@" "$(file_of "$model" "$c" "$k" "$tokens")"; done <"$dir/columns"
-        measure "$model" "$base" "$@"
+        measure "$@"
     done
     table "$model" "$title" "$tokens"
 }
 
-run_study() { # MODEL BASE TITLE: the last stage over calibration tokens, beside the best published kind of most texts
+run_study() { # the last stage over calibration tokens, beside the published kind that does best most of the time
     [ -n "$study" ] || return 0
     stage_names | tail -n 1 >"$dir/stages"
     last=$(cat "$dir/stages")
@@ -122,7 +120,7 @@ run_study() { # MODEL BASE TITLE: the last stage over calibration tokens, beside
         done
         set --
         for k in $keeps; do set -- "$@" "$(file_of "$model" balanced-pca "$k" "$t")" "$(file_of "$model" "$last" "$k" "$t")"; done
-        measure "$model" "$base" "$@"
+        measure "$@"
     done
     {
         printf '**%s**, KLD by calibration tokens: balanced-pca, then %s.\n\n| tokens |' "$title" "$last"
@@ -158,7 +156,7 @@ for model in $models; do
         ;;
     *) echo "bench_quality: unknown model $model (tiny-hybrid, smollm2)" >&2; exit 2 ;;
     esac
-    run_model "$model" "$base" "$title"
+    run_model
     run_study
 done
 echo "table and charts: $dir/quality.md, $dir/*.svg"
