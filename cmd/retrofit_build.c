@@ -1,6 +1,4 @@
 /* mla-retrofit build: the whole conversion in one command. */
-#include <string.h>
-
 #include "retrofit.h"
 
 mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
@@ -10,7 +8,7 @@ mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
     size_t n = retrofit_options(&a, opt, true);
     const char *stats = NULL;
     opt[n++] = (cli_option){.name = "stats", .kind = CLI_STR, .target = &stats, .metavar = "FILE", .group = "calibration",
-                            .help = "use statistics collected before (mla-retrofit stats) instead of a corpus"};
+                            .help = "use statistics collected before (mla-retrofit stats); a corpus is then read only for probing and refinement"};
     n += retrofit_report_options(&a, opt + n);
     const cli_spec spec = {
         .args = "BASE OUT",
@@ -24,8 +22,14 @@ mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err)
     }
     retrofit_run r;
     mla_build_result res = {0};
-    bool probe = a.allocation && !strcmp(a.allocation, "probe"); /* needs held-out text beside given statistics */
-    mla_status st = retrofit_begin(&r, c, &a, c->arg[0], !stats || probe, err);
+    mla_recipe asked; /* probing and refinement need text beside given statistics */
+    mla_status st = retrofit_recipe(&asked, &a, err);
+    if (st != MLA_OK) {
+        cli_list_free(&a.corpus);
+        return st;
+    }
+    bool text = !stats || asked.refine_steps || asked.balance_scan || asked.allocation == MLA_ALLOC_AUTO || asked.allocation == MLA_ALLOC_PROBE;
+    st = retrofit_begin(&r, c, &a, c->arg[0], text, err);
     if (st == MLA_OK) {
         r.o.out = c->arg[1];
         r.o.stats = stats;

@@ -1,4 +1,7 @@
 /* Options and set-up that the subcommands of mla-retrofit share. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -24,12 +27,18 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
         {.name = "objective", .kind = CLI_CHOICE, .target = &a->objective, .metavar = "ours|svd|joint-svd|cov-separate|balanced-pca",
          .group = "what to build", .def = "ours",
          .help = "what the factors minimize; all but ours are published methods for comparison (docs/quality.md)"},
-        {.name = "balance", .kind = CLI_DOUBLE, .target = &a->balance, .metavar = "B", .group = "what to build",
-         .help = "factor on the key part of the objective; the default is the layout's own"},
+        {.name = "balance", .kind = CLI_STR, .target = &a->balance, .metavar = "B|scan", .group = "what to build",
+         .help = "factor on the key part of the objective; scan: the one of five that loses least on held-out text; the default is the layout's own"},
         {.name = "factors-dtype", .kind = CLI_CHOICE, .target = &a->factors_dtype, .metavar = "auto|bfloat16|float32", .group = "what to build",
          .def = "auto", .help = "stored precision of encoder and decoder; auto: bf16 where its rounding costs less than 5 % of what the rank loses"},
-        {.name = "allocation", .kind = CLI_CHOICE, .target = &a->allocation, .metavar = "uniform|spectrum|probe", .group = "what to build",
-         .def = "uniform", .help = "one rank for all layers, or ranks under the same total by the layers' spectra, or by spectra and the measured sensitivity of each layer (one forward pass per layer over held-out text)"},
+        {.name = "allocation", .kind = CLI_CHOICE, .target = &a->allocation, .metavar = "auto|uniform|spectrum|probe", .group = "what to build",
+         .def = "auto", .help = "one rank for all layers, or ranks under the same total by the layers' spectra, or by spectra and the measured sensitivity of each layer (forward passes over held-out text with only that layer compressed); auto: probe where there is such text"},
+        {.name = "allocation-rounds", .kind = CLI_SIZE, .target = &a->rounds, .metavar = "N", .group = "what to build", .def = "2",
+         .help = "rounds of probing, each at the ranks of the one before"},
+        {.name = "refine-steps", .kind = CLI_SIZE, .target = &a->refine_steps, .metavar = "N", .group = "what to build", .def = "125",
+         .help = "steps of local refinement per layer, against the layer's own output; 0: none"},
+        {.name = "fast", .kind = CLI_FLAG, .target = &a->fast, .group = "what to build",
+         .help = "uniform ranks and no refinement: the closed form alone, several times quicker; other options still override"},
         {.name = "rank-set", .kind = CLI_STR, .target = &a->rank_set, .metavar = "R,R,...", .group = "what to build",
          .help = "ranks that layers may have; layout p's own are 256, 768 and 1792 of 1792, scaled to the model"},
         {.name = "names", .kind = CLI_CHOICE, .target = &a->names, .metavar = "mla|mvla", .group = "what to build", .def = "mla",
@@ -51,11 +60,19 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
         {.name = "force", .kind = CLI_FLAG, .target = &a->force, .group = "calibration",
          .help = "accept fewer calibration tokens than 10 per latent feature"},
     };
+    a->refine_steps = SIZE_MAX;
     size_t n = sizeof recipe / sizeof *recipe, m = sizeof corpus / sizeof *corpus;
     _Static_assert(sizeof recipe / sizeof *recipe + sizeof corpus / sizeof *corpus <= RETROFIT_OPTIONS, "room for all options");
     memcpy(opt, recipe, sizeof recipe);
     if (text) memcpy(opt + n, corpus, sizeof corpus);
     return text ? n + m : n;
+}
+
+static bool read_positive(const char *s, double *out)
+{
+    char *end;
+    *out = strtod(s, &end);
+    return end != s && !*end && isfinite(*out) && *out > 0;
 }
 
 mla_status retrofit_sizes(size_t *out, size_t *n, size_t max, const char *text, mla_err *err)
@@ -88,13 +105,16 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
         if (st != MLA_OK) return st;
     }
     if (a->keep < 0) return mla_fail(err, MLA_EINVAL, "--keep %g: a fraction in (0, 1]", a->keep);
-    if (a->balance < 0) return mla_fail(err, MLA_EINVAL, "--balance %g: a positive number", a->balance);
     if (a->keep > 0 || a->rank || a->kv_bytes) r->budget = (mla_budget){.keep = a->keep, .rank = a->rank, .kv_bytes = a->kv_bytes};
     if (a->groups) r->groups = a->groups;
     if (a->layout) (void)mla_recipe_layout(a->layout, &r->layout); /* the choice was checked */
     if (a->objective) (void)mla_objective_parse(a->objective, &r->objective);
-    if (a->balance > 0) r->balance = a->balance;
+    if (a->balance && (r->balance_scan = !strcmp(a->balance, "scan"))) r->balance = 0;
+    else if (a->balance && !(read_positive(a->balance, &r->balance))) return mla_fail(err, MLA_EINVAL, "--balance %.40s: a positive number, or scan", a->balance);
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
+    if (a->fast) mla_recipe_fast(r);
+    if (a->rounds) r->allocation_rounds = a->rounds;
+    if (a->refine_steps != SIZE_MAX) r->refine_steps = a->refine_steps;
     if (a->allocation) (void)mla_allocation_parse(a->allocation, &r->allocation);
     if (a->names) r->old_names = !strcmp(a->names, "mvla");
     if (a->rank_set) {

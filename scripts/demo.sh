@@ -24,14 +24,14 @@ run "$bin/mla-retrofit" stats "$base" "$out/base.mlastats" "$@"
 
 say "3. Three quarters of the KV values: build, FP8 calibration, verdict"
 fresh "$out/keep75"
-run "$bin/mla-retrofit" build "$base" "$out/keep75" --keep 0.75 --stats "$out/base.mlastats"
+run "$bin/mla-retrofit" build "$base" "$out/keep75" --keep 0.75 --stats "$out/base.mlastats" --fast
 run "$bin/mla-calibrate" fp8 "$out/keep75" --tokens 16384 --judge-tokens 4096
 gate "$bin/mla-verify" parity "$out/keep75" --reference "$ref" --against "$base" --kv-dtype fp8 --min-agreement 0.97 \
     --markdown "$out/keep75.md" --junit "$out/keep75.xml" --svg "$out/keep75.svg"
 
 say "4. Half of the KV values in ${GROUPS_DEMO:-2} groups (GLA)"
 fresh "$out/gla-keep50"
-run "$bin/mla-retrofit" build "$base" "$out/gla-keep50" --keep 0.5 --groups "${GROUPS_DEMO:-2}" --stats "$out/base.mlastats"
+run "$bin/mla-retrofit" build "$base" "$out/gla-keep50" --keep 0.5 --groups "${GROUPS_DEMO:-2}" --stats "$out/base.mlastats" --fast
 gate "$bin/mla-verify" parity "$out/gla-keep50" --reference "$ref" --min-agreement 0.97 --no-decode
 
 say "5. Capacity and receipts"

@@ -41,4 +41,9 @@ void mla_stw_abort(mla_stw *w); /* NULL is fine */
 
 /* One call: tensors with their data, in any order. */
 MLA_CHECKED mla_status mla_st_write(const char *path, const mla_tensor *t, size_t n, unsigned char digest[32], mla_err *err);
+/* The same with one metadata entry; key NULL: none. */
+typedef struct {
+    const char *key, *value;
+} mla_st_note;
+MLA_CHECKED mla_status mla_st_write_note(const char *path, const mla_tensor *t, size_t n, mla_st_note note, unsigned char digest[32], mla_err *err);
 #endif

@@ -232,11 +232,17 @@ void mla_stw_abort(mla_stw *w)
 
 mla_status mla_st_write(const char *path, const mla_tensor *t, size_t n, unsigned char digest[32], mla_err *err)
 {
+    return mla_st_write_note(path, t, n, (mla_st_note){0}, digest, err);
+}
+
+mla_status mla_st_write_note(const char *path, const mla_tensor *t, size_t n, mla_st_note note, unsigned char digest[32], mla_err *err)
+{
     mla_stw *w;
     mla_map *where = NULL; /* name -> position in t: writing order differs from the caller's */
     mla_status st = mla_stw_new(&w, path, err);
     if (st != MLA_OK) return st;
     st = mla_map_new(&where, err);
+    if (st == MLA_OK && note.key) st = mla_stw_meta(w, note.key, note.value, err);
     for (size_t i = 0; i < n && st == MLA_OK; i++) {
         st = mla_stw_declare(w, t[i].name, t[i].dtype, t[i].ndim, t[i].shape, err);
         if (st == MLA_OK) st = mla_map_add(where, t[i].name, strlen(t[i].name), i, NULL, err);

@@ -90,19 +90,31 @@ static mla_status statistics(mla_stats *fit, mla_stats *held, const mla_build_op
 }
 
 static mla_status factorize(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const mla_stats *held,
-                            mla_err *err)
+                            const char *dir, mla_err *err)
 {
     mla_probe *probe = NULL;
-    mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool};
+    mla_refiner *refiner = NULL;
+    mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool, .dir = dir, .log = o->log};
     mla_status st = MLA_OK;
-    if (out->recipe.allocation == MLA_ALLOC_PROBE) {
+    if (out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan) {
         mla_probe_opts po = {.model = in->model, .be = o->be, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
         st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
         fo.probe = probe;
     }
+    if (st == MLA_OK && out->recipe.refine_steps) {
+        const mla_recipe *r = &out->recipe;
+        mla_refine_opts ro = {.rows = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision,
+                                       .stream_layers = o->stream_layers, .layout = r->layout, .groups = r->groups,
+                                       .row_tokens = r->row_tokens, .dir = dir, .log = o->log},
+                              .fit = in->fit, .held = in->held, .n_fit = in->n_fit, .n_held = in->n_held,
+                              .tokens = r->refine_tokens, .steps = r->refine_steps};
+        st = mla_refiner_new(&refiner, &ro, err);
+        fo.refiner = refiner;
+    }
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK && out->f.f32 && out->recipe.factors_dtype == MLA_FACTORS_AUTO)
         mla_info(o->log, "factors stored in f32: bf16 would lose more than the rank does");
+    mla_refiner_free(refiner);
     mla_probe_free(probe);
     return st;
 }
@@ -132,6 +144,15 @@ static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_
     return st;
 }
 
+/* What needs text goes where there is none: allocation by probe (when nobody asked for it by name) and refinement. */
+static void settle_text_steps(mla_recipe *r, const mla_inputs *in, bool lossless, mla_log *log)
+{
+    bool text = !lossless && in->n_held >= r->row_tokens && in->n_fit >= r->row_tokens;
+    if (r->allocation == MLA_ALLOC_AUTO) r->allocation = text ? MLA_ALLOC_PROBE : MLA_ALLOC_UNIFORM;
+    if (!text && !lossless && r->refine_steps) mla_info(log, "no rows of text to refine on: the closed form is kept");
+    if (!text) r->refine_steps = 0;
+}
+
 mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *err)
 {
     *out = (mla_build_result){.recipe = o->recipe};
@@ -145,9 +166,11 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = budget_is_lossless(&lossless, &in, &out->recipe, err); /* refuses an impossible budget before any work */
     if (st == MLA_OK && !lossless && o->in.n_corpus) st = mla_inputs_read_text(&in, &out->recipe, &o->in, err);
-    if (st == MLA_OK && !lossless && out->recipe.allocation == MLA_ALLOC_PROBE && in.n_held < out->recipe.row_tokens)
-        st = mla_fail(err, MLA_EINVAL, "allocation by probe: %zu held-out tokens, a row of %zu is needed (--held-out FILE, or a longer corpus)", in.n_held,
+    bool probed = out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan;
+    if (st == MLA_OK && !lossless && probed && in.n_held < out->recipe.row_tokens)
+        st = mla_fail(err, MLA_EINVAL, "allocation or balance by probe: %zu held-out tokens, a row of %zu is needed (--held-out FILE, or a longer corpus)", in.n_held,
                       out->recipe.row_tokens);
+    if (st == MLA_OK) settle_text_steps(&out->recipe, &in, lossless, o->log);
     if (st == MLA_OK) st = work_key(key, &in, &out->recipe, engine, err);
     if (st == MLA_OK) st = mla_workdir_open(&w, o->out, key, o->log, err);
     if (st == MLA_OK && lossless) {
@@ -156,7 +179,7 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     } else if (st == MLA_OK) {
         st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
         if (st == MLA_OK) mla_info(o->log, "solving %zu layers", fit.layers);
-        if (st == MLA_OK) st = factorize(out, o, &in, &fit, held.layers ? &held : NULL, err);
+        if (st == MLA_OK) st = factorize(out, o, &in, &fit, held.layers ? &held : NULL, w.work, err);
     }
     if (st == MLA_OK) st = finish(out, o, &in, &fit, NULL, &w, err);
     mla_stats_free(&fit);
@@ -193,18 +216,15 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     *out = (mla_build_result){.recipe = o->recipe};
     mla_inputs in = {0};
     mla_stats sum = {0}, held = {0};
-    size_t *layer = NULL;
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
     if (st == MLA_OK) st = mla_stats_read_all(&sum, stats, n_stats, mla_model_config(in.model), out->recipe.layout, o->pool, err);
     if (st == MLA_OK && o->held_stats) st = mla_stats_read(&held, o->held_stats, err);
+    if (st == MLA_OK) settle_text_steps(&out->recipe, &in, false, NULL);
     mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
-    if (st == MLA_OK && !(layer = mla_alloc(out->f.layers, 1, sizeof *layer))) st = mla_fail(err, MLA_ENOMEM, "layer list");
-    for (size_t i = 0; st == MLA_OK && i < out->f.layers; i++) layer[i] = out->f.result[i].layer;
     if (st == MLA_OK)
         st = o->nested ? mla_nested_write(factors_out, in.model, out->f.nested, out->f.layers, out->f.f32, out->root, err)
-                       : mla_factors_write(factors_out, in.model, out->f.factors, layer, out->f.layers, out->f.f32, out->root, err);
-    mla_free(layer);
+                       : mla_factors_write(factors_out, in.model, &out->f, out->root, err);
     mla_stats_free(&sum);
     mla_stats_free(&held);
     mla_inputs_close(&in);
@@ -236,6 +256,11 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK) {
         if (note.len) mla_warn(o->log, "%s", mla_str_c(&note));
         out->recipe.factors_dtype = out->f.f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
+        if (out->recipe.allocation == MLA_ALLOC_AUTO) out->recipe.allocation = MLA_ALLOC_UNIFORM;
+        out->recipe.refine_steps = 0; /* what the factors went through stands in their file */
+        if (src.refined && !(out->f.refined = mla_strdup(src.refined))) st = mla_fail(err, MLA_ENOMEM, "graft");
+    }
+    if (st == MLA_OK) {
         memcpy(in.fit_digest, fd.digest, 32); /* the factors file takes the corpus's place in key and receipt */
         st = graft_key(key, &in, &out->recipe, &out->f, err);
     }

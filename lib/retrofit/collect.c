@@ -7,6 +7,7 @@
 #include "retrofit/divisor.h"
 #include "retrofit/metric.h"
 #include "retrofit/moments.h"
+#include "retrofit/tap_host.h"
 
 #define MIN_ROW 32   /* tokens: shorter rests teach little about attention */
 #define GATE_ROWS 8  /* rows of the first pass */
@@ -34,25 +35,6 @@ static size_t index_of_layer(const mla_stats *s, size_t layer)
     for (size_t i = 0; i < s->layers; i++)
         if (s->layer[i].layer == layer) return i;
     return s->layers;
-}
-
-/* Dense host copy of a device array with row stride ld and per-head stride. */
-static mla_status fetch(mla_collector *c, float *dst, const mla_mem *src, size_t n, mla_err *err)
-{
-    return c->o.be->ops->download(c->o.be, dst, src, n * sizeof *dst, err);
-}
-
-static mla_status fetch_gate(mla_collector *c, float *dst, const mla_tap_attn *a, size_t T, mla_err *err)
-{
-    size_t H = c->cfg->heads, d = c->cfg->head_dim, span = (T - 1) * a->gate_ld + (H - 1) * a->gate_h + d;
-    if (a->gate_h == d && a->gate_ld == H * d) return fetch(c, dst, a->gate, T * H * d, err);
-    float *raw = mla_alloc_raw(span, 1, sizeof *raw);
-    if (!raw) return mla_fail(err, MLA_ENOMEM, "gate of %zu tokens", T);
-    mla_status st = fetch(c, raw, a->gate, span, err);
-    for (size_t t = 0; st == MLA_OK && t < T; t++)
-        for (size_t h = 0; h < H; h++) memcpy(dst + (t * H + h) * d, raw + t * a->gate_ld + h * a->gate_h, d * sizeof *dst);
-    mla_free(raw);
-    return st;
 }
 
 /* y (T, n): keys' latent dims of all KV heads, then all values. k is before (rebuild) or beyond (N, P) the rotation, in
@@ -101,7 +83,7 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (a->pos0 != 0) return mla_fail(err, MLA_EINTERNAL, "statistics need whole rows, got a chunk at %zu", a->pos0);
     float *q = c->host, *qr = q + hq, *k = qr + hq, *kr = k + hk, *v = kr + hk, *o = v + hk, *g = o + hq, *y = g + hq;
     mla_status st = MLA_OK;
-    if (c->cfg->attn_gate && !c->o.plain) st = fetch_gate(c, g, a, T, err);
+    if (c->cfg->attn_gate && !c->o.plain) st = mla_tap_fetch_gate(c->o.be, g, a, T, l->H, l->d, err);
     mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o, .gate = c->cfg->attn_gate ? g : NULL};
     if (c->gate_only) {
         if (st == MLA_OK) mla_moments_gate(c->mom, l, &row);
@@ -109,12 +91,12 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
         return st;
     }
     bool plain = c->o.plain;
-    if (st == MLA_OK && !plain) st = fetch(c, q, a->q, hq, err);
-    if (st == MLA_OK && !plain) st = fetch(c, qr, a->q_rot, hq, err);
-    if (st == MLA_OK) st = fetch(c, k, c->gain ? a->k_pre : a->k, hk, err);
-    if (st == MLA_OK && !plain) st = fetch(c, kr, a->k_rot, hk, err);
-    if (st == MLA_OK) st = fetch(c, v, a->v, hk, err);
-    if (st == MLA_OK && !plain) st = fetch(c, o, a->o, hq, err);
+    if (st == MLA_OK && !plain) st = mla_tap_fetch(c->o.be, q, a->q, hq, err);
+    if (st == MLA_OK && !plain) st = mla_tap_fetch(c->o.be, qr, a->q_rot, hq, err);
+    if (st == MLA_OK) st = mla_tap_fetch(c->o.be, k, c->gain ? a->k_pre : a->k, hk, err);
+    if (st == MLA_OK && !plain) st = mla_tap_fetch(c->o.be, kr, a->k_rot, hk, err);
+    if (st == MLA_OK) st = mla_tap_fetch(c->o.be, v, a->v, hk, err);
+    if (st == MLA_OK && !plain) st = mla_tap_fetch(c->o.be, o, a->o, hq, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     mla_moment_opts mo = {.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
                           .rope_gain = c->cfg->rope.attention_factor};

@@ -1,12 +1,16 @@
-/* Layers are solved side by side, one thread each: the eigensolver itself stays single-threaded, so bits never depend
- * on the number of threads. */
+/* Balance, solutions, ranks, refinement, factors as stored and what they lose. */
 #include "retrofit/factorize.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "io/file.h"
+#include "retrofit/balance.h"
 #include "retrofit/divisor.h"
+#include "retrofit/piece.h"
+#include "retrofit/rounds.h"
 
 typedef struct {
     const mla_model *m;
@@ -16,30 +20,10 @@ typedef struct {
     mla_factorization *out;
     mla_err *err;            /* one per layer */
     const size_t *rank;
-    mla_probe *probe;
     bool nested;
+    mla_factors *refined;    /* per layer, f32; r == 0: keep the closed form */
+    mla_refined *local;
 } work;
-
-static void solve_one(void *ctx, size_t b, size_t e, size_t worker)
-{
-    (void)worker;
-    work *w = ctx;
-    for (size_t i = b; i < e; i++) {
-        const mla_layer_stats *l = &w->fit->layer[i];
-        mla_mat wo;
-        mla_projections proj = {0};
-        mla_solve_opts o = {.balance = w->r->balance, .groups = w->r->groups, .objective = w->r->objective, .proj = &proj};
-        mla_status st = mla_model_mat(w->m, MLA_W_O, l->layer, &wo, &w->err[i]);
-        float *W = st == MLA_OK ? mla_alloc_raw(wo.out, wo.in, sizeof *W) : NULL;
-        if (st == MLA_OK && !W) st = mla_fail(&w->err[i], MLA_ENOMEM, "output projection of layer %zu", l->layer);
-        if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, &w->err[i]);
-        if (st == MLA_OK && mla_objective_weights(o.objective)) st = mla_projections_read(&proj, w->m, l, &w->err[i]);
-        if (st == MLA_OK) st = mla_solve_layer(&w->sol[i], l, w->r->layout, W, wo.out, &o, &w->err[i]);
-        w->err[i].status = st;
-        mla_free(W);
-        mla_projections_free(&proj);
-    }
-}
 
 static int descending(const void *a, const void *b)
 {
@@ -75,12 +59,15 @@ static mla_status one_result(work *w, size_t i)
     mla_factors_free(f); /* of an earlier attempt */
     mla_free(r->spectrum);
     *r = (mla_layer_result){0};
-    mla_status st = mla_solution_factors(f, s, per, !w->out->f32, err);
+    bool moved = w->local[i].accepted;
+    mla_status st = moved ? mla_refine_round(f, &w->refined[i], s, !w->out->f32, err) : mla_solution_factors(f, s, per, !w->out->f32, err);
     if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
     *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = total > 0 ? mla_solution_tail(s, per) / total : 0, .held_out = -1,
-                            .energy = total, .k_share = mla_solution_k_share(s, per), .floored = s->floored};
+                            .energy = total, .k_share = mla_solution_k_share(s, per), .floored = s->floored,
+                            .refined = w->refined[i].r > 0, .local = w->local[i]};
+    if (r->refined && w->out->f32) r->local.stored = moved ? r->local.after : r->local.before;
     r->n_spectrum = s->groups * s->n;
     r->spectrum = mla_alloc_raw(r->n_spectrum, 1, sizeof *r->spectrum);
     if (!r->spectrum) return mla_fail(err, MLA_ENOMEM, "spectrum of layer %zu", s->layer);
@@ -112,33 +99,63 @@ static mla_status first_error(const work *w, size_t n, mla_err *err)
 /* Does bf16 lose more than 5 % on top of what the rank loses, in any layer? Measured with the factors as stored. */
 static bool rounding_costs(const mla_factorization *f)
 {
-    for (size_t i = 0; i < f->layers; i++)
-        if (!(f->result[i].exact <= 1.05 * f->result[i].predicted + 1e-5)) return true;
+    for (size_t i = 0; i < f->layers; i++) {
+        const mla_layer_result *r = &f->result[i];
+        double stored = r->local.accepted ? r->local.stored : r->exact, want = r->local.accepted ? r->local.after : r->predicted;
+        if (!(stored <= 1.05 * want + 1e-5)) return true;
+    }
     return false;
 }
 
-static mla_status choose_ranks(size_t *rank, const work *w, size_t n, mla_err *err)
+/* One layer: from its piece of an earlier, killed build, or by steps. f: the closed form on entry. */
+static mla_status refine_one(work *w, const mla_factorize_opts *o, size_t i, mla_factors *f, mla_progress *prog, mla_err *err)
 {
-    size_t uniform;
-    const mla_rank_set *set = &w->r->rank_set;
-    size_t at; /* where all layers stand when ranks are uniform, and where sensitivities are measured */
-    mla_status st = mla_rank_uniform(&uniform, mla_model_config(w->m), w->r->layout, w->r->groups, w->r->budget, err);
-    if (st == MLA_OK) st = mla_rank_in_set(&at, set, uniform, err);
-    if (st != MLA_OK) return st;
-    for (size_t i = 0; i < n; i++) rank[i] = at;
-    size_t min = mla_rank_min(uniform, w->r->groups);
-    if (w->r->allocation == MLA_ALLOC_SPECTRUM)
-        return set->n ? mla_rank_allocate_set(rank, w->sol, n, NULL, uniform * n, set, err)
-                      : mla_rank_allocate(rank, w->sol, n, NULL, uniform * n, min, err);
-    if (w->r->allocation != MLA_ALLOC_PROBE) return MLA_OK;
-    if (!w->probe) return mla_fail(err, MLA_EINVAL, "allocation by probe needs held-out text");
-    double *eta = mla_alloc(n, 1, sizeof *eta);
-    if (!eta) return mla_fail(err, MLA_ENOMEM, "sensitivities of %zu layers", n);
-    st = mla_probe_eta(w->probe, eta, w->sol, rank, n, err);
-    if (st == MLA_OK)
-        st = set->n ? mla_rank_allocate_set(rank, w->sol, n, eta, uniform * n, set, err) : mla_rank_allocate(rank, w->sol, n, eta, uniform * n, min, err);
-    mla_free(eta);
+    const mla_solution *s = &w->sol[i];
+    mla_refined *local = &w->local[i];
+    char name[64], *path = NULL;
+    snprintf(name, sizeof name, "refined-%05zu.safetensors", s->layer);
+    if (o->dir && !(path = mla_path_join(o->dir, name))) return mla_fail(err, MLA_ENOMEM, "path of layer %zu", s->layer);
+    mla_status st = MLA_OK;
+    if (path && mla_piece_read(path, f, local)) {
+        prog->total -= (double)w->r->refine_steps;
+    } else {
+        mla_factors small = {0};
+        st = mla_refine_layer(o->refiner, s, f, local, prog, err);
+        if (st == MLA_OK) st = local->accepted ? mla_refine_round(&small, f, s, true, err) : mla_solution_factors(&small, s, f->r, true, err);
+        if (st == MLA_OK) st = mla_refine_measure(o->refiner, s->layer, &small, &local->stored, err);
+        mla_factors_free(&small);
+        if (st == MLA_OK && path) st = mla_piece_write(path, f, local, err);
+    }
+    mla_free(path);
     return st;
+}
+
+/* Layer by layer, in depth order; layers at full rank stay exact. */
+static mla_status refine_all(work *w, const mla_factorize_opts *o, size_t n, mla_err *err)
+{
+    mla_progress prog = mla_progress_begin(o->log, "refinement", (double)(n * w->r->refine_steps), "steps");
+    mla_status st = MLA_OK;
+    size_t kept = 0, tried = 0;
+    char text[96];
+    for (size_t i = 0; st == MLA_OK && i < n; i++) {
+        size_t per = w->rank[i] / w->sol[i].groups;
+        if (per == w->sol[i].n) {
+            prog.total -= (double)w->r->refine_steps;
+            continue;
+        }
+        st = mla_solution_factors(&w->refined[i], &w->sol[i], per, false, err);
+        if (st == MLA_OK) st = refine_one(w, o, i, &w->refined[i], &prog, err);
+        tried++;
+        kept += w->local[i].accepted;
+    }
+    if (st != MLA_OK) return st;
+    mla_progress_end(&prog);
+    if (kept) {
+        snprintf(text, sizeof text, "local, %zu steps, %zu of %zu layers", w->r->refine_steps, kept, n);
+        if (!(w->out->refined = mla_strdup(text))) return mla_fail(err, MLA_ENOMEM, "refinement");
+    }
+    mla_info(o->log, "refinement: lower held-out error in %zu of %zu layers", kept, tried);
+    return MLA_OK;
 }
 
 mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err)
@@ -148,24 +165,31 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     size_t n = fit->layers;
     *out = (mla_factorization){.layers = n};
     size_t *rank = mla_alloc(n, 1, sizeof *rank);
-    work w = {.m = o->model, .r = r, .fit = fit, .held = o->held, .out = out, .rank = rank, .probe = o->probe, .nested = o->nested};
+    work w = {.m = o->model, .r = r, .fit = fit, .held = o->held, .out = out, .rank = rank, .nested = o->nested};
     w.sol = mla_alloc(n, 1, sizeof *w.sol);
     w.err = mla_alloc(n, 1, sizeof *w.err);
+    w.refined = mla_alloc(n, 1, sizeof *w.refined);
+    w.local = mla_alloc(n, 1, sizeof *w.local);
     out->factors = mla_alloc(n, 1, sizeof *out->factors);
     out->result = mla_alloc(n, 1, sizeof *out->result);
     if (o->nested) out->nested = mla_alloc(n, 1, sizeof *out->nested);
-    mla_status st = rank && w.sol && w.err && out->factors && out->result && (out->nested || !o->nested) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
+    mla_status st = rank && w.sol && w.err && w.refined && w.local && out->factors && out->result && (out->nested || !o->nested)
+                        ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
     if (st == MLA_OK && fit->layout != r->layout)
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
     if (st == MLA_OK && o->held && (st = mla_stats_same_shape(fit, o->held, err)) != MLA_OK) st = mla_wrap(err, "held-out statistics");
     if (st == MLA_OK && fit->plain != mla_objective_plain(r->objective))
         st = mla_fail(err, MLA_EINVAL, "objective %s needs statistics with %s token weights (mla-retrofit stats --objective %s)",
                       mla_objective_name(r->objective), fit->plain ? "attention" : "plain", mla_objective_name(r->objective));
-    if (st == MLA_OK) {
-        mla_par_for(o->pool, n, 1, solve_one, &w);
-        st = first_error(&w, n, err);
-    }
-    if (st == MLA_OK) st = choose_ranks(rank, &w, n, err);
+    mla_solve_all_opts so = {.model = o->model, .recipe = r, .fit = fit, .pool = o->pool};
+    mla_balance_opts bo = {.solve = so, .probe = o->probe, .dir = o->dir, .log = o->log};
+    out->balance = r->balance;
+    if (st == MLA_OK && r->balance_scan && !o->probe) st = mla_fail(err, MLA_EINVAL, "the scan of the balance needs held-out text: use build");
+    if (st == MLA_OK && r->balance_scan) st = mla_balance_scan(&out->balance, w.sol, &bo, err);
+    if (st == MLA_OK) st = mla_solve_all(w.sol, &so, out->balance, err);
+    mla_rounds_opts ro = {.model = o->model, .recipe = r, .sol = w.sol, .layers = n, .probe = o->probe, .dir = o->dir};
+    if (st == MLA_OK) st = mla_choose_ranks(rank, &ro, err);
+    if (st == MLA_OK && o->refiner) st = refine_all(&w, o, n, err);
     out->f32 = r->factors_dtype == MLA_FACTORS_F32;
     if (st == MLA_OK) {
         mla_par_for(o->pool, n, 1, result_one, &w);
@@ -177,8 +201,11 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
         st = first_error(&w, n, err);
     }
     for (size_t i = 0; w.sol && i < n; i++) mla_solution_free(&w.sol[i]);
+    for (size_t i = 0; w.refined && i < n; i++) mla_factors_free(&w.refined[i]);
     mla_free(w.sol);
     mla_free(w.err);
+    mla_free(w.refined);
+    mla_free(w.local);
     mla_free(rank);
     if (st != MLA_OK) mla_factorization_free(out);
     return st;
@@ -219,6 +246,7 @@ void mla_factorization_free(mla_factorization *f)
         if (f->nested) mla_nested_free(&f->nested[i]);
     }
     mla_free(f->nested);
+    mla_free(f->refined);
     mla_free(f->factors);
     mla_free(f->result);
     *f = (mla_factorization){0};
@@ -236,6 +264,13 @@ void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr)
         if (r->held_out >= 0) mla_jv_set_f64(o, "held_out_loss", r->held_out);
         mla_jv_set_f64(o, "energy", r->energy);
         mla_jv_set_f64(o, "key_share", r->k_share);
+        if (r->refined) {
+            mla_jv *l = mla_jv_set_obj(o, "output_error"); /* of the layer's own output, held-out rows */
+            mla_jv_set_f64(l, "closed_form", r->local.before);
+            mla_jv_set_f64(l, "refined", r->local.after);
+            mla_jv_set_f64(l, "stored", r->local.stored);
+            mla_jv_set_bool(l, "kept", r->local.accepted);
+        }
         mla_jv_set_size(o, "metric_floor_hits", r->floored);
     }
 }
@@ -249,14 +284,19 @@ static void put_percent(mla_str *out, int width, double share)
 
 void mla_factorization_table(const mla_factorization *f, mla_str *out)
 {
-    mla_str_put(out, "layer   rank   predicted loss   as stored   held-out loss   keys' share\n");
+    bool local = false;
+    for (size_t i = 0; i < f->layers; i++) local = local || f->result[i].refined;
+    mla_str_put(out, "layer   rank   predicted loss   as stored   held-out loss   keys' share");
+    mla_str_put(out, local ? "   output error: closed form, refined\n" : "\n");
     for (size_t i = 0; i < f->layers; i++) {
         const mla_layer_result *r = &f->result[i];
         mla_str_printf(out, "%5zu %6zu ", r->layer, r->rank);
         put_percent(out, 15, r->predicted);
         put_percent(out, 10, r->exact);
         put_percent(out, 14, r->held_out);
-        if (r->predicted >= 0) mla_str_printf(out, "%12.1f%%\n", 100 * r->k_share);
-        else mla_str_put(out, "           -\n");
+        if (r->predicted >= 0) mla_str_printf(out, "%12.1f%%", 100 * r->k_share);
+        else mla_str_put(out, "           -");
+        if (r->refined) mla_str_printf(out, " %21.3g%% %8.3g%%%s", 100 * r->local.before, 100 * r->local.after, r->local.accepted ? "" : " (not kept)");
+        mla_str_put(out, "\n");
     }
 }

@@ -12,6 +12,7 @@
 #include "retrofit/nested.h"
 #include "retrofit/probe.h"
 #include "retrofit/recipe.h"
+#include "retrofit/refine.h"
 #include "retrofit/solve.h"
 
 typedef struct {
@@ -21,12 +22,16 @@ typedef struct {
     double energy;              /* total, in squared output units; 0: exact factors, nothing was measured */
     double k_share;             /* of the latent */
     size_t floored;
+    bool refined;               /* `local` was measured */
+    mla_refined local;          /* error of the layer's own output before and after local refinement */
     double *spectrum;           /* (n_spectrum) descending over all groups, for plots */
     size_t n_spectrum;
 } mla_layer_result;
 
 typedef struct {
     size_t layers;
+    double balance;             /* of keys and values, as it was used */
+    char *refined;              /* how layers were moved after solving; NULL: none was */
     bool f32;                   /* stored precision of encoders and decoders: f32, else bf16 */
     mla_factors *factors;       /* in depth order */
     mla_layer_result *result;
@@ -38,8 +43,11 @@ typedef struct {
     const mla_recipe *recipe;   /* resolved */
     const mla_stats *fit, *held;/* held may be NULL */
     mla_pool *pool;
-    mla_probe *probe;           /* needed for allocation by probe, otherwise NULL */
+    mla_probe *probe;           /* needed for allocation by probe and the scan of the balance, otherwise NULL */
     bool nested;                /* keep what prefixes of these ranks need */
+    mla_refiner *refiner;       /* NULL: no local refinement */
+    const char *dir;            /* where refined layers are kept for a resumed build; NULL: nowhere */
+    mla_log *log;
 } mla_factorize_opts;
 MLA_CHECKED mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err);
 /* Full rank: the exact identity for every layer, which needs no statistics. */

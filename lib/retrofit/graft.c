@@ -38,32 +38,32 @@ static void part_shape(const mla_factors *f, size_t part, size_t shape[3], size_
     *ndim = part == 3 ? 1 : part == 2 ? 2 : 3;
 }
 
-mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers, bool f32,
-                             unsigned char digest[32], mla_err *err)
+mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factorization *f, unsigned char digest[32], mla_err *err)
 {
-    size_t per = f->center ? PARTS : PARTS - 1, n = layers * per;
+    size_t per = f->layers && f->factors[0].center ? PARTS : PARTS - 1, n = f->layers * per;
     mla_tensor *t = mla_alloc(n, 1, sizeof *t);
     char **name = mla_alloc(n, 1, sizeof *name);
     void **data = mla_alloc(n, 1, sizeof *data);
     mla_str s = MLA_STR_MAX(1024);
-    mla_status st = t && name && data ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", layers);
+    mla_status st = t && name && data ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", f->layers);
     for (size_t i = 0; st == MLA_OK && i < n; i++) {
-        const mla_factors *fl = &f[i / per];
+        const mla_factors *fl = &f->factors[i / per];
         const float *src[PARTS] = {fl->E, fl->D, fl->mu, fl->center};
-        t[i].dtype = i % per >= 2 || f32 ? MLA_F32 : MLA_BF16;
+        t[i].dtype = i % per >= 2 || f->f32 ? MLA_F32 : MLA_BF16;
         part_shape(fl, i % per, t[i].shape, &t[i].ndim);
         size_t count = mla_tensor_numel(&t[i]);
         t[i].nbytes = count * mla_dtype_bits(t[i].dtype) / 8;
-        if ((st = mla_factors_name(&s, base, layer[i / per], PART[i % per], err)) != MLA_OK) break;
+        if ((st = mla_factors_name(&s, base, f->result[i / per].layer, PART[i % per], err)) != MLA_OK) break;
         name[i] = mla_strdup(mla_str_c(&s));
         data[i] = mla_alloc_raw(t[i].nbytes, 1, 1);
-        if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", layer[i / per]);
+        if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", f->result[i / per].layer);
         else if (mla_count_nonfinite(src[i % per], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
         else (void)mla_from_f32(data[i], src[i % per], t[i].dtype, count);
         t[i].name = name[i];
         t[i].data = data[i];
     }
-    if (st == MLA_OK) st = mla_st_write(path, t, n, digest, err);
+    mla_st_note note = {.key = f->refined ? MLA_FACTORS_REFINED : NULL, .value = f->refined};
+    if (st == MLA_OK) st = mla_st_write_note(path, t, n, note, digest, err);
     for (size_t i = 0; i < n; i++) {
         if (name) mla_free(name[i]);
         if (data) mla_free(data[i]);
@@ -113,17 +113,14 @@ mla_status mla_graft(const char *dir, const mla_model *base, const mla_factoriza
     mla_writer_opts wo = {.dtype = gguf_dtype(base), .log = log};
     unsigned char digest[32];
     char *path = mla_path_join(dir, MLA_FACTORS_FILE);
-    size_t *layer = mla_alloc(f->layers, 1, sizeof *layer);
     mla_placed placed = {0};
-    mla_status st = path && layer && f->layers ? MLA_OK : mla_fail(err, MLA_ENOMEM, "graft");
-    for (size_t i = 0; st == MLA_OK && i < f->layers; i++) layer[i] = f->result[i].layer;
+    mla_status st = path && f->layers ? MLA_OK : mla_fail(err, MLA_ENOMEM, "graft");
     if (st == MLA_OK) st = mla_writer_place_base(base, dir, &wo, &placed, err);
-    if (st == MLA_OK) st = mla_factors_write(path, base, f->factors, layer, f->layers, f->f32, digest, err);
+    if (st == MLA_OK) st = mla_factors_write(path, base, f, digest, err);
     if (st == MLA_OK) st = mla_writer_index(base, dir, ADDED, 1, err);
     if (st == MLA_OK) st = write_config(dir, base, f, old_names, digest, &wo, err);
     if (st == MLA_OK)
         mla_info(log, "base files: %zu linked, %zu cloned, %zu copied, %zu written", placed.linked, placed.cloned, placed.copied, placed.written);
     mla_free(path);
-    mla_free(layer);
     return st;
 }

@@ -9,11 +9,11 @@
 #include "model/model.h"
 #include "retrofit/factorize.h"
 
+#define MLA_FACTORS_REFINED "mla_refined" /* metadata of a factors file whose layers were moved after solving: how */
 #define MLA_FACTORS_FILE "mla_factors-00001-of-00001.safetensors"
 
 /* Writes the factors of all layers to `path`; digest gets the file's sha256. Tensor names: docs/format-factors.md. */
-MLA_CHECKED mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factors *f, const size_t *layer, size_t layers,
-                                         bool f32, unsigned char digest[32], mla_err *err);
+MLA_CHECKED mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factorization *f, unsigned char digest[32], mla_err *err);
 /* "<prefix>layers.N.self_attn.mla.<part>", the prefix being that of the base's own tensors ("model." for a GGUF base). */
 MLA_CHECKED mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err);
 

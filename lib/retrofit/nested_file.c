@@ -13,7 +13,6 @@ static const char *const PART[] = {"encoder.weight", "decoder.weight", "mean", "
 enum { ENCODER, DECODER, MEAN, CENTER, CROSS, SPECTRUM, PARTS };
 
 #define META_DTYPE "mla_nested_dtype" /* present in nested files: the stored precision that the solve settled on */
-#define META_REFINED "mla_refined"    /* factors that were moved after solving: exact at their own rank only */
 
 /* Part k of a layer as a tensor over its own data. */
 static mla_tensor part_of(const mla_nested *ne, size_t k)
@@ -196,7 +195,7 @@ mla_status mla_factor_source_read(mla_factor_source *out, const char *path, cons
     *out = (mla_factor_source){0};
     mla_status st = mla_st_open(&file, path, err);
     if (st != MLA_OK) return st;
-    const char *dtype = meta(file, META_DTYPE), *refined = meta(file, META_REFINED);
+    const char *dtype = meta(file, META_DTYPE), *refined = meta(file, MLA_FACTORS_REFINED);
     out->nested = dtype != NULL;
     if (dtype) {
         out->f32 = !strcmp(dtype, "float32");

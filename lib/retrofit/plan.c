@@ -3,6 +3,7 @@
 
 #include "model/factors.h"
 #include "retrofit/metric.h"
+#include "retrofit/refine.h"
 
 mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, mla_err *err)
 {
@@ -31,6 +32,8 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
                       (uint64_t)c->layers * (3ull * c->hidden * c->intermediate + 2ull * c->hidden * H * d + 2ull * c->hidden * G * d);
     uint64_t row = (uint64_t)r->row_tokens * (c->hidden * 6ull + c->intermediate * 3ull) * 4 + (uint64_t)r->row_tokens * r->row_tokens * H * 4;
     p->peak_bytes = params * 4 + 2 * p->stats_bytes + row;
+    if (r->refine_steps && p->rank < p->features)
+        p->work_bytes = p->full_layers * (uint64_t)mla_rows_bytes(c, r->layout, r->row_tokens) * (r->refine_tokens / r->row_tokens + MLA_REFINE_HELD);
     p->disk_new_bytes = p->factor_bytes + (mla_model_gguf(m) ? params * 4 : 0);
     p->forward_flops = 2.0 * (double)params * (double)r->calibration_tokens;
     return MLA_OK;
@@ -54,6 +57,7 @@ void mla_plan_to_json(const mla_plan *p, const mla_recipe *r, mla_jv *o)
     mla_jv_set_size(o, "factor_bytes", p->factor_bytes);
     mla_jv_set_size(o, "base_weight_bytes", p->base_bytes);
     mla_jv_set_size(o, "peak_memory_bytes", p->peak_bytes);
+    mla_jv_set_size(o, "work_disk_bytes", p->work_bytes);
     mla_jv_set_size(o, "new_disk_bytes", p->disk_new_bytes);
     mla_jv_set_f64(o, "forward_flops", p->forward_flops);
 }
@@ -78,6 +82,7 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
                    mla_bytes_text(b, sizeof b, (double)p->base_bytes));
     mla_str_printf(s, "new on disk            %s (base shards are linked where the file system allows)\n",
                    mla_bytes_text(a, sizeof a, (double)p->disk_new_bytes));
+    if (p->work_bytes) mla_str_printf(s, "on disk while building %s of recorded activations, for refinement (none with --fast)\n", mla_bytes_text(a, sizeof a, (double)p->work_bytes));
     mla_str_printf(s, "memory, about          %s with resident f32 weights\n", mla_bytes_text(a, sizeof a, (double)p->peak_bytes));
     mla_str_printf(s, "calibration            up to %zu tokens, %.3g TFLOP; at 0.2 TFLOP/s about %.0f s\n", r->calibration_tokens,
                    p->forward_flops / 1e12, p->forward_flops / 0.2e12);

@@ -20,6 +20,7 @@ typedef struct {
     uint64_t base_bytes;                /* stored weights of the base */
     uint64_t stats_bytes;               /* fp64 sums in memory while building */
     uint64_t peak_bytes;                /* estimate: weights as held + sums + activations of a row */
+    uint64_t work_bytes;                /* on disk while building: activations recorded for refinement */
     uint64_t disk_new_bytes;            /* when shards can be linked */
     double forward_flops;               /* of the calibration pass */
 } mla_plan;

@@ -38,7 +38,7 @@ static mla_status choose(size_t *rank, const mla_factor_source *src, const mla_c
     if (st == MLA_OK) st = mla_rank_in_set(&at, &o->recipe->rank_set, uniform, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < src->layers; i++) rank[i] = at;
-    if (o->recipe->allocation == MLA_ALLOC_UNIFORM || uniform == f->groups * f->n) return MLA_OK;
+    if (o->recipe->allocation == MLA_ALLOC_UNIFORM || o->recipe->allocation == MLA_ALLOC_AUTO || uniform == f->groups * f->n) return MLA_OK;
     if (o->recipe->allocation != MLA_ALLOC_SPECTRUM)
         return mla_fail(err, MLA_EINVAL, "--allocation probe runs the model over text: use build, or give the ranks it chose with --ranks");
     if (!src->nested) return mla_fail(err, MLA_EINVAL, "--allocation spectrum needs the spectra: solve the factors with --nested");

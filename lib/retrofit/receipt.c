@@ -40,6 +40,7 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
     mla_jv_set_str(tool, "version", MLA_VERSION);
     mla_jv_set_str(tool, "computed_with", c->computed_with);
     mla_recipe_to_json(c->recipe, mla_jv_set_obj(o, "recipe"));
+    if (c->recipe->balance_scan) mla_jv_set_f64(o, "balance_chosen", c->f->balance);
     mla_jv_set_str(o, "factors_stored_as", c->f->f32 ? "float32" : "bfloat16");
     mla_jv *base = mla_jv_set_obj(o, "base");
     mla_status st = mla_manifest_to_json(&c->in->base_files, base, err);

@@ -5,10 +5,20 @@
 
 mla_recipe mla_recipe_default(void)
 {
-    return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512};
+    return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512,
+                        .allocation_rounds = 2, .refine_steps = 125, .refine_tokens = 65536};
 }
 
-static const char *const ALLOC[] = {[MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum", [MLA_ALLOC_PROBE] = "probe"};
+double mla_recipe_balance(mla_layout layout) { return layout == MLA_LAYOUT_REBUILD ? 3.0 : 1.0; }
+
+void mla_recipe_fast(mla_recipe *r)
+{
+    r->allocation = MLA_ALLOC_UNIFORM;
+    r->refine_steps = 0;
+}
+
+static const char *const ALLOC[] = {[MLA_ALLOC_AUTO] = "auto", [MLA_ALLOC_UNIFORM] = "uniform", [MLA_ALLOC_SPECTRUM] = "spectrum",
+                                    [MLA_ALLOC_PROBE] = "probe"};
 
 static const char *const FACTORS[] = {[MLA_FACTORS_AUTO] = "auto", [MLA_FACTORS_BF16] = "bfloat16", [MLA_FACTORS_F32] = "float32"};
 
@@ -81,6 +91,18 @@ static mla_status read_set(mla_rank_set *set, const mla_jv *list, mla_err *err)
     return MLA_OK;
 }
 
+static mla_status read_refinement(mla_recipe *r, const mla_jv *o, mla_err *err)
+{
+    if (!mla_jv_is_obj(o)) return bad("refinement", "an object", o, err);
+    for (const mla_jv *v = mla_jv_first(o); v; v = mla_jv_next(v)) {
+        const char *k = mla_jv_key(v);
+        size_t *to = !strcmp(k, "steps") ? &r->refine_steps : !strcmp(k, "tokens") ? &r->refine_tokens : NULL;
+        if (!to) return mla_fail(err, MLA_EFORMAT, "refinement.%s: unknown field (steps, tokens)", k);
+        if (!mla_jv_size(v, to)) return bad(k, "an integer", v, err);
+    }
+    return MLA_OK;
+}
+
 static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_err *err)
 {
     const char *s = mla_jv_str(v);
@@ -92,11 +114,17 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
     if (!strcmp(k, "objective"))
         return s && mla_objective_parse(s, &r->objective) ? MLA_OK : bad(k, "ours, svd, joint-svd, cov-separate or balanced-pca", v, err);
-    if (!strcmp(k, "balance")) return mla_jv_f64(v, &r->balance) && r->balance > 0 ? MLA_OK : bad(k, "a positive number", v, err);
+    if (!strcmp(k, "balance")) {
+        r->balance_scan = s && !strcmp(s, "scan");
+        return r->balance_scan || (mla_jv_f64(v, &r->balance) && r->balance > 0) ? MLA_OK : bad(k, "a positive number or \"scan\"", v, err);
+    }
     if (!strcmp(k, "factors_dtype"))
         return s && mla_factors_dtype_parse(s, &r->factors_dtype) ? MLA_OK : bad(k, "auto, bfloat16 or float32", v, err);
     if (!strcmp(k, "allocation"))
-        return s && mla_allocation_parse(s, &r->allocation) ? MLA_OK : bad(k, "uniform, spectrum or probe", v, err);
+        return s && mla_allocation_parse(s, &r->allocation) ? MLA_OK : bad(k, "auto, uniform, spectrum or probe", v, err);
+    if (!strcmp(k, "allocation_rounds"))
+        return mla_jv_size(v, &r->allocation_rounds) && r->allocation_rounds ? MLA_OK : bad(k, "a positive integer", v, err);
+    if (!strcmp(k, "refinement")) return read_refinement(r, v, err);
     if (!strcmp(k, "rank_set")) return read_set(&r->rank_set, v, err);
     if (!strcmp(k, "names")) {
         if (!s || (strcmp(s, "mla") && strcmp(s, "mvla"))) return bad(k, "mla or mvla", v, err);
@@ -128,15 +156,18 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     if (st != MLA_OK) return st;
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
-    if (r->objective != MLA_OBJ_OURS && r->balance != 0 && r->balance != 1)
+    if (r->objective != MLA_OBJ_OURS && (r->balance_scan || (r->balance != 0 && r->balance != 1)))
         return mla_fail(err, MLA_EINVAL, "balance %g: objective %s has its own; balance belongs to objective ours", r->balance,
                         mla_objective_name(r->objective));
+    if (r->objective != MLA_OBJ_OURS && r->allocation == MLA_ALLOC_AUTO) mla_recipe_fast(r); /* published methods as published */
     if (r->objective != MLA_OBJ_OURS && r->allocation != MLA_ALLOC_UNIFORM)
         return mla_fail(err, MLA_EINVAL, "allocation %s: objective %s is a published method with one rank for all layers", ALLOC[r->allocation],
                         mla_objective_name(r->objective));
     if (r->objective != MLA_OBJ_OURS && r->layout == MLA_LAYOUT_P)
         return mla_fail(err, MLA_EINVAL, "layout p: objective %s is a published method and knows no divisors", mla_objective_name(r->objective));
     if (r->objective != MLA_OBJ_OURS) r->balance = 1;
+    if (r->layout == MLA_LAYOUT_P) r->refine_steps = 0; /* refine_local.h knows layouts n and rebuild */
+    if (r->layout == MLA_LAYOUT_P && r->allocation == MLA_ALLOC_AUTO) r->allocation = MLA_ALLOC_UNIFORM;
     if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
         return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);
     return mla_recipe_settle(r, c, err);
@@ -144,7 +175,7 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
 
 mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err)
 {
-    if (r->balance == 0) r->balance = r->layout == MLA_LAYOUT_REBUILD ? 3.0 : 1.0;
+    if (r->balance == 0) r->balance = mla_recipe_balance(r->layout);
     if (r->layout == MLA_LAYOUT_P && !r->rank_set.n) return mla_rank_set_default(&r->rank_set, c, r->layout, r->groups, err);
     return mla_rank_set_check(&r->rank_set, c, r->layout, r->groups, err);
 }
@@ -172,10 +203,15 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv_set_size(c, "tokens", r->calibration_tokens);
     mla_jv_set_size(c, "row_tokens", r->row_tokens);
     mla_jv_set_str(o, "objective", mla_objective_name(r->objective));
-    mla_jv_set_f64(o, "balance", r->balance);
+    if (r->balance_scan) mla_jv_set_str(o, "balance", "scan");
+    else mla_jv_set_f64(o, "balance", r->balance);
     mla_jv_set_str(o, "factors_dtype", FACTORS[r->factors_dtype]);
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);
     mla_jv *set = r->rank_set.n ? mla_jv_set_arr(o, "rank_set") : NULL;
     for (size_t i = 0; i < r->rank_set.n; i++) mla_jv_add_size(set, r->rank_set.rank[i]);
     if (r->old_names) mla_jv_set_str(o, "names", "mvla");
+    if (r->allocation == MLA_ALLOC_PROBE) mla_jv_set_size(o, "allocation_rounds", r->allocation_rounds);
+    mla_jv *f = mla_jv_set_obj(o, "refinement");
+    mla_jv_set_size(f, "steps", r->refine_steps);
+    if (r->refine_steps) mla_jv_set_size(f, "tokens", r->refine_tokens);
 }

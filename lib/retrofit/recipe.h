@@ -20,6 +20,7 @@ typedef enum {
 } mla_factors_dtype;
 
 typedef enum {
+    MLA_ALLOC_AUTO,     /* probe where there is held-out text, uniform otherwise */
     MLA_ALLOC_UNIFORM,  /* one rank for all layers */
     MLA_ALLOC_SPECTRUM, /* by the spectra alone, all layers' errors counting alike */
     MLA_ALLOC_PROBE     /* by the spectra and each layer's measured sensitivity (probe.h) */
@@ -33,10 +34,14 @@ typedef struct {
     size_t row_tokens;
     mla_objective objective;
     double balance;             /* 0: the default of the layout */
+    bool balance_scan;          /* choose it on held-out text (balance.h) */
     mla_factors_dtype factors_dtype;
     mla_allocation allocation;
     mla_rank_set rank_set;      /* ranks that layers may have; empty: any (layout P: its default set once resolved) */
     bool old_names;             /* architecture and config keys in the older spelling */
+    size_t allocation_rounds;   /* of probing, each at the ranks of the one before */
+    size_t refine_steps;        /* of local refinement per layer; 0 = none */
+    size_t refine_tokens;       /* at most, recorded for it */
 } mla_recipe;
 
 mla_recipe mla_recipe_default(void);
@@ -48,8 +53,12 @@ MLA_CHECKED mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, ml
 MLA_CHECKED mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err);
 /* Values per token and layer under the recipe's budget and rank set: of every layer, or on average where ranks are spread. */
 MLA_CHECKED mla_status mla_recipe_rank(size_t *out, const mla_recipe *r, const mla_config *c, mla_err *err);
+/* Default balance of a layout. */
+double mla_recipe_balance(mla_layout layout);
+/* The quick build: one rank for all layers, no refinement. */
+void mla_recipe_fast(mla_recipe *r);
 void mla_recipe_to_json(const mla_recipe *r, mla_jv *obj);
 bool mla_recipe_layout(const char *s, mla_layout *out);       /* a layout's name, or "auto" = MLA_LAYOUT_NONE */
 bool mla_factors_dtype_parse(const char *s, mla_factors_dtype *out); /* "auto", "bfloat16", "float32" */
-bool mla_allocation_parse(const char *s, mla_allocation *out); /* "uniform", "spectrum", "probe" */
+bool mla_allocation_parse(const char *s, mla_allocation *out); /* "auto", "uniform", "spectrum", "probe" */
 #endif

@@ -56,6 +56,40 @@ while [ $i -lt 20 ]; do
     i=$((i + 1))
 done
 
+# the whole recipe, ranks by probe and layers refined: same bytes whatever the threads, and after a kill
+ALL="--corpus $ROOT/calib/tune.jsonl --calibration-tokens 4608 --refine-steps 3 --allocation-rounds 1"
+start=$(date +%s%N)
+# shellcheck disable=SC2086
+run $RF build "$BASE" "$TMP/ra" --keep 0.5 --threads 1 $ALL
+span=$(($(date +%s%N) - start))
+rc_is 0 "build with probed ranks and refinement"
+has err "refinement: lower held-out error" "refinement"
+all=$(root_of "$TMP/out")
+if grep -q '"mla_refined":' "$TMP/ra/mla_factors-00001-of-00001.safetensors" && grep -q '"output_error"' "$TMP/ra/mla_receipt.json"; then pass
+else fail "a refined build does not say so"; fi
+for i in 1 2 3; do
+    # shellcheck disable=SC2086
+    $RF build "$BASE" "$TMP/rk" --keep 0.5 --quiet $ALL >/dev/null 2>&1 &
+    pid=$!
+    sleep "$(awk "BEGIN{printf \"%.4f\", (0.55 + $i * 0.12) * $span / 1e9}")"
+    kill -9 $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    [ -d "$TMP/rk" ] && break
+done
+# shellcheck disable=SC2086
+[ -d "$TMP/rk" ] || run $RF build "$BASE" "$TMP/rk" --keep 0.5 --threads 3 $ALL
+same "$all" "$(sed -n 's/.*"root_digest": "sha256:\([0-9a-f]*\)".*/\1/p' "$TMP/rk/mla_receipt.json" | tail -n 1)" "root digest of a refined build after kills, 3 threads"
+# shellcheck disable=SC2086
+run $RF build "$BASE" "$TMP/rb" --keep 0.25 --fast --balance scan $ALL --refine-steps 0
+rc_is 0 "build with a scanned balance"
+if [ "$(grep -c 'balance [0-9.]*: KLD' "$TMP/err")" -eq 5 ] && awk '/balance [0-9.]*: KLD/{ sub(":", "", $2); if (!best || $4 < best) { best = $4; b = $2 } } /"balance_chosen"/{sub(",", "", $2); c = $2} END{exit !(b && b == c)}' \
+    "$TMP/err" "$TMP/rb/mla_receipt.json"; then pass; else fail "the balance chosen is not the best of five"; fi
+run $RF build "$BASE" "$TMP/rx" --keep 0.25 --balance scanx
+rc_is 2 "a balance that is no number"
+run $RF graft "$BASE" "$TMP/ra/mla_factors-00001-of-00001.safetensors" "$TMP/rg"
+rc_is 0 "graft of refined factors"
+if cmp -s "$TMP/ra/mla_factors-00001-of-00001.safetensors" "$TMP/rg/mla_factors-00001-of-00001.safetensors"; then pass; else fail "graft changed refined factors"; fi
+
 # other inputs do not continue a leftover
 mkdir -p "$TMP/o.partial/.mla-work"
 echo 0123 >"$TMP/o.partial/.mla-work/key"
@@ -73,7 +107,7 @@ run $RF solve "$BASE" "$TMP/f.safetensors" "$TMP/x.mlastats" --keep 0.5
 rc_is 0 "solve"
 run $RF graft "$BASE" "$TMP/f.safetensors" "$TMP/g"
 rc_is 0 "graft"
-run $RF build "$BASE" "$TMP/gs" --keep 0.5 --stats "$TMP/x.mlastats"
+run $RF build "$BASE" "$TMP/gs" --keep 0.5 --stats "$TMP/x.mlastats" --fast
 rc_is 0 "build from statistics"
 if cmp -s "$TMP/f.safetensors" "$TMP/g/mla_factors-00001-of-00001.safetensors" &&
     cmp -s "$TMP/f.safetensors" "$TMP/gs/mla_factors-00001-of-00001.safetensors"; then pass; else fail "solve, graft and build --stats differ"; fi

@@ -21,11 +21,11 @@ rc_is 0 "receipts of layout p"
 
 run $RF stats "$BASE" "$TMP/x" --layout p --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 2560 --held-out "$ROOT/calib/tune.jsonl"
 rc_is 0 "statistics of layout p"
-run $RF build "$BASE" "$TMP/p" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --groups 2 --json
+run $RF build "$BASE" "$TMP/p" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --fast --groups 2 --json
 rc_is 0 "build by the spectra"
 ranks=$(sed -n 's/^ *"rank": \([0-9]*\),.*/\1/p' "$TMP/out" | grep -cE '^(32|96|224)$')
 if grep -q '"rank_set"' "$TMP/out" && [ "$ranks" -eq 4 ]; then pass; else fail "ranks are not from the set 32, 96, 224"; fi
-run $RF build "$BASE" "$TMP/o" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --groups 2 --names mvla
+run $RF build "$BASE" "$TMP/o" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --fast --groups 2 --names mvla
 rc_is 0 "build under the older names"
 if grep -q Qwen3_5MVLAAbsorbedForCausalLM "$TMP/o/config.json" && grep -q '"mvla_ranks"' "$TMP/o/config.json"; then pass; else fail "config.json lacks the older names"; fi
 run $MV receipts "$TMP/o"
@@ -51,7 +51,7 @@ run $RF solve "$BASE" "$TMP/f" "$TMP/x" --layout p --keep 1 --groups 2 --nested 
 rc_is 0 "nested solve of layout p"
 run $RF graft "$BASE" "$TMP/f" "$TMP/g" --rank 110 --allocation spectrum
 rc_is 0 "graft of layout p"
-run $RF build "$BASE" "$TMP/b" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --groups 2 --factors-dtype bfloat16
+run $RF build "$BASE" "$TMP/b" --layout p --rank 110 --allocation spectrum --stats "$TMP/x" --fast --groups 2 --factors-dtype bfloat16
 if cmp -s "$TMP/g/mla_factors-00001-of-00001.safetensors" "$TMP/b/mla_factors-00001-of-00001.safetensors" && cmp -s "$TMP/g/config.json" "$TMP/b/config.json"; then pass; else fail "graft differs from a build"; fi
 
 run $BIN/mla-calibrate fp8 "$TMP/p" --corpus "$ROOT/calib/tune.jsonl" --tokens 1024 --judge-tokens 512

@@ -19,15 +19,15 @@ for g in 1 2; do
     run $RF solve "$BASE" "$TMP/f$g" "$TMP/x.mlastats" --keep 1 --nested --groups $g --factors-dtype bfloat16
     rc_is 0 "nested solve, $g groups"
     for k in 0.75 0.25; do
-        run $RF build "$BASE" "$TMP/b" --keep $k --groups $g --stats "$TMP/x.mlastats" --factors-dtype bfloat16
+        run $RF build "$BASE" "$TMP/b" --keep $k --groups $g --stats "$TMP/x.mlastats" --fast --factors-dtype bfloat16
         run $RF graft "$BASE" "$TMP/f$g" "$TMP/g" --keep $k
         same_folder "graft --keep $k of $g groups"
     done
-    run $RF build "$BASE" "$TMP/b" --keep 0.5 --groups $g --stats "$TMP/x.mlastats" --factors-dtype bfloat16 --allocation spectrum --json
+    run $RF build "$BASE" "$TMP/b" --keep 0.5 --groups $g --stats "$TMP/x.mlastats" --fast --factors-dtype bfloat16 --allocation spectrum --json
     ranks=$(sed -n 's/.*"rank": \([0-9]*\),.*/\1/p' "$TMP/out" | paste -sd, -)
     run $RF graft "$BASE" "$TMP/f$g" "$TMP/g" --keep 0.5 --allocation spectrum
     same_folder "graft --allocation spectrum of $g groups"
-    run $RF build "$BASE" "$TMP/b" --keep 0.5 --groups $g --stats "$TMP/x.mlastats" --factors-dtype bfloat16 --allocation spectrum
+    run $RF build "$BASE" "$TMP/b" --keep 0.5 --groups $g --stats "$TMP/x.mlastats" --fast --factors-dtype bfloat16 --allocation spectrum
     run $RF graft "$BASE" "$TMP/f$g" "$TMP/g" --ranks "$ranks"
     rc_is 0 "graft --ranks $ranks"
     run $BIN/mla-verify receipts "$TMP/g"

@@ -65,14 +65,14 @@ no_file "$TMP/h2.safetensors" "held-out statistics of another kind"
 
 # hardly any text, and one token over and over
 printf '[5, 6, 7]' >"$TMP/few.json"
-run $RF build "$BASE" "$TMP/few" --keep 0.5 --corpus "$TMP/few.json" --held-out "$TMP/part1.jsonl" --force
+run $RF build "$BASE" "$TMP/few" --keep 0.5 --fast --corpus "$TMP/few.json" --held-out "$TMP/part1.jsonl" --force
 rc_is 3 "three tokens"
 has err "never observed" "three tokens"
 no_file "$TMP/few" "three tokens"
 awk 'BEGIN {printf "["; for (i = 0; i < 1024; i++) printf "%s17", i ? ", " : ""; printf "]"}' >"$TMP/one.json"
-run $RF build "$BASE" "$TMP/one" --keep 0.5 --corpus "$TMP/one.json" --held-out "$TMP/one.json"
+run $RF build "$BASE" "$TMP/one" --keep 0.5 --fast --corpus "$TMP/one.json" --held-out "$TMP/one.json"
 rc_is 2 "one token over and over, without --force"
-run $RF build "$BASE" "$TMP/one" --keep 0.5 --corpus "$TMP/one.json" --held-out "$TMP/one.json" --force
+run $RF build "$BASE" "$TMP/one" --keep 0.5 --fast --corpus "$TMP/one.json" --held-out "$TMP/one.json" --force
 if [ $RC = 0 ]; then # states of other layers vary
     run $MV receipts "$TMP/one"
     rc_is 0 "receipts after one token over and over"

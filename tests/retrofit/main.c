@@ -8,9 +8,10 @@ Suite *suite_nested(void);
 Suite *suite_objective(void);
 Suite *suite_robust(void);
 Suite *suite_report(void);
+Suite *suite_refine(void);
 
 int main(void)
 {
-    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested, suite_objective, suite_robust, suite_report};
+    const mla_suite_fn all[] = {suite_solve, suite_stats, suite_ranks, suite_nested, suite_objective, suite_robust, suite_report, suite_refine};
     return mla_test_main("retrofit", all, sizeof all / sizeof *all);
 }

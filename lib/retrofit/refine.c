@@ -1,0 +1,282 @@
+/* Adam over rows of one layer; acceptance on held-out rows. */
+#include "retrofit/refine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/rng.h"
+
+#define STEP 0.01     /* of the mean magnitude */
+#define BETA1 0.9
+#define BETA2 0.999
+#define SHUFFLE 0x5eedu /* streams of random numbers */
+#define PHASES 0xfa5eu
+
+struct mla_refiner {
+    mla_refine_opts o;
+    size_t held, fit;  /* rows: held-out ones are recorded first */
+    size_t open_layer; /* whose rows are open, if any */
+    mla_rows *rows;
+};
+
+/* Ids of the rows to record: held-out ones, then fit's, evenly spread. Caller frees. */
+static mla_status choose_rows(mla_refiner *r, int32_t **out, mla_err *err)
+{
+    const mla_refine_opts *o = &r->o;
+    size_t T = o->rows.row_tokens, have = o->n_fit / T, want = o->tokens / T, held = o->n_held / T;
+    if (want > have) want = have;
+    r->held = held < MLA_REFINE_HELD ? held : MLA_REFINE_HELD;
+    bool own = held == 0; /* hold back every 8th */
+    if (own) r->held = want / 8;
+    r->fit = own ? want - r->held : want;
+    if (r->held == 0 || r->fit == 0)
+        return mla_fail(err, MLA_EINVAL, "refinement needs text: %zu rows of %zu tokens to fit, %zu held out", r->fit, T, r->held);
+    int32_t *ids = mla_alloc_raw(r->held + r->fit, T, sizeof *ids);
+    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu rows", r->held + r->fit);
+    for (size_t i = 0; !own && i < r->held; i++) memcpy(ids + i * T, o->held + i * held / r->held * T, T * sizeof *ids);
+    for (size_t i = 0, h = 0, f = 0; i < want; i++) {
+        bool back = own && i % 8 == 7;
+        size_t to = back ? h++ : r->held + f++;
+        memcpy(ids + to * T, o->fit + i * have / want * T, T * sizeof *ids);
+    }
+    *out = ids;
+    return MLA_OK;
+}
+
+mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err *err)
+{
+    mla_refiner *r = mla_alloc(1, 1, sizeof *r);
+    int32_t *ids = NULL;
+    if (!r) return mla_fail(err, MLA_ENOMEM, "refinement");
+    r->o = *o;
+    mla_status st = choose_rows(r, &ids, err);
+    if (st == MLA_OK) st = mla_rows_record(&o->rows, ids, r->held + r->fit, err);
+    mla_free(ids);
+    if (st == MLA_OK) *out = r;
+    else mla_refiner_free(r);
+    return st;
+}
+
+void mla_refiner_free(mla_refiner *r)
+{
+    if (!r) return;
+    mla_rows_close(r->rows);
+    mla_free(r);
+}
+
+static mla_status open_rows(mla_refiner *r, size_t layer, mla_err *err)
+{
+    if (r->rows && r->open_layer == layer) return MLA_OK;
+    mla_rows_close(r->rows);
+    r->rows = NULL;
+    r->open_layer = layer;
+    return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, err);
+}
+
+/* Losses (and gradients) of some rows side by side, one slot each. */
+typedef struct {
+    const mla_rows *rows;
+    mla_local_work **work; /* per worker */
+    float *buf;            /* per worker */
+    size_t threads, slots;
+    const mla_factors *f;
+    size_t *row, *phase;   /* (slots) which row, which of its queries */
+    size_t stride;
+    double *loss, *energy; /* (slots); energy NULL: not wanted */
+    mla_factors *grad;     /* (slots); NULL: losses alone */
+} batch;
+
+static void batch_free(batch *b)
+{
+    for (size_t i = 0; b->work && i < b->threads; i++) mla_local_work_free(b->work[i]);
+    for (size_t i = 0; b->grad && i < b->slots; i++) mla_factors_free(&b->grad[i]);
+    mla_free(b->work);
+    mla_free(b->buf);
+    mla_free(b->row);
+    mla_free(b->phase);
+    mla_free(b->loss);
+    mla_free(b->energy);
+    mla_free(b->grad);
+}
+
+static mla_status batch_new(batch *b, mla_refiner *r, const mla_factors *f, size_t slots, bool grad, mla_err *err)
+{
+    const mla_local *p = mla_rows_problem(r->rows);
+    *b = (batch){.rows = r->rows, .f = f, .threads = mla_pool_threads(r->o.rows.pool), .slots = slots, .stride = grad ? MLA_REFINE_STRIDE : 1};
+    b->work = mla_alloc(b->threads, 1, sizeof *b->work);
+    b->buf = mla_alloc_raw(b->threads, mla_rows_scratch(r->rows), sizeof *b->buf);
+    b->row = mla_alloc(slots, 1, sizeof *b->row);
+    b->phase = mla_alloc(slots, 1, sizeof *b->phase);
+    b->loss = mla_alloc(slots, 1, sizeof *b->loss);
+    b->energy = mla_alloc(slots, 1, sizeof *b->energy);
+    b->grad = grad ? mla_alloc(slots, 1, sizeof *b->grad) : NULL;
+    mla_status st = MLA_OK;
+    if (!b->work || !b->buf || !b->row || !b->phase || !b->loss || !b->energy || (grad && !b->grad)) st = mla_fail(err, MLA_ENOMEM, "refinement: %zu rows a step", slots);
+    for (size_t i = 0; st == MLA_OK && i < b->threads; i++) st = mla_local_work_new(&b->work[i], p, f->r, err);
+    for (size_t i = 0; st == MLA_OK && grad && i < slots; i++) st = mla_factors_new(&b->grad[i], f->layout, f->groups, f->n, f->r, err);
+    if (st != MLA_OK) batch_free(b);
+    return st;
+}
+
+static void batch_rows(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    batch *b = ctx;
+    const mla_local *p = mla_rows_problem(b->rows);
+    for (size_t i = begin; i < end; i++) {
+        mla_local_row row;
+        mla_rows_get(b->rows, b->row[i], b->buf + worker * mla_rows_scratch(b->rows), &row);
+        row.phase = b->phase[i];
+        row.stride = b->stride;
+        if (!b->grad) b->energy[i] = mla_local_energy(p, b->work[worker], &row);
+        b->loss[i] = mla_local_loss(p, b->work[worker], &row, b->f, b->grad ? &b->grad[i] : NULL);
+    }
+}
+
+mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f, double *out, mla_err *err)
+{
+    batch b;
+    mla_status st = open_rows(r, layer, err);
+    if (st == MLA_OK) st = batch_new(&b, r, f, r->held, false, err);
+    if (st != MLA_OK) return st;
+    double loss = 0, energy = 0;
+    for (size_t i = 0; i < r->held; i++) b.row[i] = i;
+    mla_par_for(r->o.rows.pool, r->held, 1, batch_rows, &b);
+    for (size_t i = 0; i < r->held; i++) loss += b.loss[i], energy += b.energy[i];
+    batch_free(&b);
+    *out = energy > 0 ? loss / energy : 0;
+    return MLA_OK;
+}
+
+typedef struct { /* one of E, D, mu */
+    float *x, *m, *v;
+    size_t n;
+    double rate;
+} param;
+
+typedef struct {
+    param *p;
+    const batch *b;
+    size_t which;
+    double step, fix1, fix2; /* learning rate; 1 - beta^t */
+} update;
+
+/* Elements [b, e): the sum of the slots' gradients in slot order, then Adam. */
+static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    (void)worker;
+    update *u = ctx;
+    param *p = u->p;
+    for (size_t i = begin; i < end; i++) {
+        float g = 0;
+        for (size_t k = 0; k < u->b->slots; k++) {
+            const mla_factors *f = &u->b->grad[k];
+            const float *part[3] = {f->E, f->D, f->mu};
+            g += part[u->which][i];
+        }
+        p->m[i] = (float)(BETA1 * p->m[i] + (1 - BETA1) * g);
+        p->v[i] = (float)(BETA2 * p->v[i] + (1 - BETA2) * g * g);
+        double s = sqrt(p->v[i] / u->fix2);
+        if (s > 0) p->x[i] -= (float)(u->step * (p->m[i] / u->fix1) / s);
+    }
+}
+
+static void param_free(param p[3])
+{
+    for (size_t k = 0; k < 3; k++) {
+        mla_free(p[k].m);
+        mla_free(p[k].v);
+    }
+}
+
+static mla_status param_new(param p[3], mla_factors *f, mla_err *err)
+{
+    float *x[3] = {f->E, f->D, f->mu};
+    size_t n[3] = {f->groups * f->r * f->n, f->groups * f->r * f->n, f->groups * f->n};
+    for (size_t k = 0; k < 3; k++) {
+        double sum = 0;
+        for (size_t i = 0; i < n[k]; i++) sum += fabs((double)x[k][i]);
+        p[k] = (param){.x = x[k], .n = n[k], .rate = STEP * sum / (double)n[k], .m = mla_alloc(n[k], 1, sizeof(float)), .v = mla_alloc(n[k], 1, sizeof(float))};
+    }
+    for (size_t k = 0; k < 3; k++)
+        if (!p[k].m || !p[k].v) {
+            param_free(p);
+            return mla_fail(err, MLA_ENOMEM, "moments of %zu parameters", n[0]);
+        }
+    return MLA_OK;
+}
+
+/* A fixed random order of n rows, another for each pass. */
+static void shuffle(size_t *order, size_t n, size_t pass)
+{
+    for (size_t i = 0; i < n; i++) order[i] = i;
+    for (size_t i = n; i-- > 1;) {
+        size_t j = mla_rng_below(SHUFFLE + pass, i, i + 1), t = order[i];
+        order[i] = order[j];
+        order[j] = t;
+    }
+}
+
+static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, mla_err *err)
+{
+    batch b = {0};
+    param p[3] = {0};
+    size_t slots = r->fit < MLA_REFINE_ROWS ? r->fit : MLA_REFINE_ROWS, at = 0, pass = 0;
+    size_t *order = mla_alloc(r->fit, 1, sizeof *order);
+    mla_status st = order ? MLA_OK : mla_fail(err, MLA_ENOMEM, "order of %zu rows", r->fit);
+    if (st == MLA_OK) st = batch_new(&b, r, f, slots, true, err);
+    if (st == MLA_OK && (st = param_new(p, f, err)) != MLA_OK) batch_free(&b);
+    if (st != MLA_OK) {
+        mla_free(order);
+        return st;
+    }
+    shuffle(order, r->fit, pass);
+    for (size_t step = 0; step < r->o.steps; step++) {
+        for (size_t i = 0; i < slots; i++, at++) {
+            if (at == r->fit) shuffle(order, r->fit, ++pass), at = 0;
+            b.row[i] = r->held + order[at];
+            b.phase[i] = mla_rng_below(PHASES, step * slots + i, b.stride);
+        }
+        mla_par_for(r->o.rows.pool, slots, 1, batch_rows, &b);
+        double left = 1 - (double)step / (double)r->o.steps, t = (double)(step + 1);
+        for (size_t k = 0; k < 3; k++) {
+            update u = {.p = &p[k], .b = &b, .which = k, .step = p[k].rate * left, .fix1 = 1 - pow(BETA1, t), .fix2 = 1 - pow(BETA2, t)};
+            mla_par_for(r->o.rows.pool, p[k].n, 4096, update_span, &u);
+        }
+        mla_progress_add(prog, 1);
+    }
+    param_free(p);
+    batch_free(&b);
+    mla_free(order);
+    return MLA_OK;
+}
+
+static mla_status copy_factors(mla_factors *to, const mla_factors *f, mla_err *err)
+{
+    mla_status st = mla_factors_new(to, f->layout, f->groups, f->n, f->r, err);
+    if (st != MLA_OK) return st;
+    memcpy(to->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
+    memcpy(to->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
+    memcpy(to->mu, f->mu, f->groups * f->n * sizeof *f->mu);
+    return MLA_OK;
+}
+
+mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, mla_factors *f, mla_refined *out, mla_progress *prog, mla_err *err)
+{
+    mla_factors moved = {0};
+    *out = (mla_refined){.stored = -1};
+    mla_status st = mla_refine_measure(r, s->layer, f, &out->before, err);
+    if (st == MLA_OK) st = copy_factors(&moved, f, err);
+    if (st == MLA_OK) st = descend(r, &moved, prog, err);
+    if (st == MLA_OK) st = mla_refine_gauge(&moved, s, err);
+    if (st == MLA_OK) st = mla_refine_measure(r, s->layer, &moved, &out->after, err);
+    if (st == MLA_OK && out->after < out->before) { /* also false when not finite */
+        mla_factors t = *f;
+        *f = moved;
+        moved = t;
+        out->accepted = true;
+    }
+    mla_factors_free(&moved);
+    return st == MLA_OK ? st : mla_wrap(err, "refinement of layer %zu", s->layer);
+}
