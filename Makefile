@@ -55,6 +55,7 @@ help:
 	@echo 'make bench      benchmarks, printed as ratios within one run'
 	@echo 'make bench-quality   KLD, agreement and perplexity of published factorizations and ours (docs/quality.md)'
 	@echo 'make fuzz       the readers under mutated inputs for FUZZ_SECONDS (60)'
+	@echo 'make faults     planted faults, each of which mla-verify gate must catch and name'
 	@echo 'make interop    tests against Python libraries in a virtual environment of their own'
 	@echo 'make install PREFIX=/usr/local'
 

@@ -2,6 +2,8 @@
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-dev libzstd-dev libpcre2-dev libutf8proc-dev check zstd
 
+-include mk/faults.mk
+
 .PHONY: deps check unit asan layers clean
 deps:
 	@scripts/deps.sh $(DEBS)
@@ -16,7 +18,7 @@ check: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) all check-now
 
 .PHONY: check-now
-check-now: layers $(TEST_BIN) all
+check-now: layers $(TEST_BIN) all $(FAULT_BIN)
 	@scripts/run-tests.sh $(TEST_BIN) $(wildcard tests/e2e/*.sh)
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

@@ -83,6 +83,14 @@ void mla_gate_unjudged(mla_gate *g, const char *section, const char *name, const
     mla_free(text);
 }
 
+/* The first finding of a gate of a report; NULL: none. */
+static const char *finding_of(const mla_jv *report, const char *name)
+{
+    for (const mla_jv *f = mla_jv_first(mla_jv_get(report, "findings")); f; f = mla_jv_next(f))
+        if (!strcmp(mla_doc_str(f, "name", ""), name)) return mla_doc_str(f, "text", NULL);
+    return NULL;
+}
+
 void mla_gate_take(mla_gate *g, const char *section, const mla_jv *report, const char *const *leave)
 {
     for (const mla_jv *r = mla_jv_first(mla_jv_get(report, "gates")); r; r = mla_jv_next(r)) {
@@ -93,8 +101,12 @@ void mla_gate_take(mla_gate *g, const char *section, const mla_jv *report, const
         mla_gate_rule rule = MLA_RULE(section, name, !strcmp(v, "pass") ? MLA_PASS : !strcmp(v, "fail") ? MLA_FAIL : MLA_NO_EVIDENCE);
         const struct { const char *key; double *to; } num[] = {{"value", &rule.value}, {"low", &rule.low}, {"high", &rule.high}, {"threshold", &rule.threshold}};
         for (size_t i = 0; i < 4; i++) (void)mla_jv_f64(mla_jv_get(r, num[i].key), num[i].to);
-        if (!strcmp(v, MLA_NOT_APPLICABLE)) put_rule(g, &rule, v, mla_doc_str(r, "reason", ""));
-        else mla_gate_add(g, &rule, "%s", mla_doc_str(r, "reason", "no reason given"));
+        if (!strcmp(v, MLA_NOT_APPLICABLE)) {
+            put_rule(g, &rule, v, mla_doc_str(r, "reason", ""));
+        } else {
+            const char *first = rule.verdict == MLA_FAIL ? finding_of(report, name) : NULL;
+            mla_gate_add(g, &rule, "%s%s%s", mla_doc_str(r, "reason", "no reason given"), first ? ": " : "", first ? first : "");
+        }
     }
     for (const mla_jv *f = mla_jv_first(mla_jv_get(report, "findings")); f; f = mla_jv_next(f)) {
         mla_jv *o = mla_jv_add_obj(g->findings);

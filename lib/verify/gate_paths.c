@@ -9,45 +9,83 @@
 #include "verify/paths.h"
 
 #define LAYER_TOKENS 256
+#define TINY_ERROR 1e-3 /* relative mixer errors below are rounding: what part of them is constant says nothing */
 
-void mla_gate_layers(mla_gate *g)
+static mla_jv *put_layers(mla_jv *reports, const mla_config *c, const mla_layer_errors *e)
 {
-    mla_gate_rule r = MLA_RULE("layers", "mixer outputs", MLA_PASS);
-    mla_err why = {0};
-    const mla_ids *ids = &g->corpus.ids;
-    r.threshold = g->p->max_layer_error;
-    if (!g->base_rt || !ids->n) {
-        r.verdict = MLA_NO_EVIDENCE;
-        mla_gate_add(g, &r, "not compared: they need --against BASE and text");
-        return;
-    }
-    const mla_config *c = mla_rt_config(g->rt);
-    double *error = mla_alloc(c->layers, 1, sizeof *error);
-    mla_status st = error ? mla_layers_compare(error, g->base_rt, g->rt, ids->id, ids->n < LAYER_TOKENS ? ids->n : LAYER_TOKENS, &why)
-                          : mla_fail(&why, MLA_ENOMEM, "%zu layers", c->layers);
-    if (st != MLA_OK) {
-        mla_gate_unjudged(g, "layers", "mixer outputs", &why);
-        mla_free(error);
-        return;
-    }
-    mla_jv *list = mla_jv_set_arr(g->reports, "layers");
-    size_t first = c->layers, worst = 0;
+    static const char *const KEY[] = {"mixer_error", "query_error", "key_error", "value_error"};
+    mla_jv *list = mla_jv_set_arr(reports, "layers");
     for (size_t l = 0; l < c->layers; l++) {
         mla_jv *o = mla_jv_add_obj(list);
         mla_jv_set_size(o, "layer", l);
         mla_jv_set_str(o, "kind", c->layer_kind[l] == MLA_LAYER_FULL ? "attention" : "delta net");
-        mla_jv_set_f64(o, "relative_error", error[l]);
-        if (!(error[l] <= r.threshold) && first == c->layers) first = l;
-        if (!(error[l] <= error[worst])) worst = l;
+        for (size_t p = 0; p < MLA_PARTS; p++)
+            if (!isnan(e[l].error[p])) mla_jv_set_f64(o, KEY[p], e[l].error[p]);
+        if (!isnan(e[l].constant)) mla_jv_set_f64(o, "constant_share", e[l].constant);
     }
-    r.value = error[first < c->layers ? first : worst];
-    r.verdict = first < c->layers ? MLA_FAIL : MLA_PASS;
-    if (first < c->layers)
-        mla_gate_add(g, &r, "layer %zu (%s) is the first that parts from the base: relative error %.3g, allowed %g", first,
-                     c->layer_kind[first] == MLA_LAYER_FULL ? "attention" : "delta net", error[first], r.threshold);
-    else
-        mla_gate_add(g, &r, "relative error at most %.3g (layer %zu), allowed %g", error[worst], worst, r.threshold);
-    mla_free(error);
+    return list;
+}
+
+/* The first layer whose part lies beyond max, else the worst one. */
+static void layer_rule(mla_gate *g, const char *name, const mla_config *c, const mla_layer_errors *e, size_t from, size_t to, double max)
+{
+    mla_gate_rule r = MLA_RULE("layers", name, MLA_NO_EVIDENCE);
+    size_t layer = 0, part = from, seen = 0;
+    r.threshold = max;
+    for (size_t l = 0; l < c->layers && r.verdict != MLA_FAIL; l++)
+        for (size_t p = from; p <= to && r.verdict != MLA_FAIL; p++) {
+            double x = e[l].error[p];
+            if (isnan(x)) continue;
+            if (!seen++ || x > r.value || !(x <= max)) r.value = x, layer = l, part = p;
+            r.verdict = x <= max ? MLA_PASS : MLA_FAIL;
+        }
+    const char *what = mla_layer_part_name((mla_layer_part)part), *kind = c->layer_kind[layer] == MLA_LAYER_FULL ? "attention" : "delta net";
+    if (!seen) mla_gate_skip(g, "layers", name, "this layout does not compute what the base does");
+    else if (r.verdict == MLA_FAIL)
+        mla_gate_add(g, &r, "layer %zu (%s) is the first whose %s part from the base's: relative error %.3g, allowed %g", layer, kind, what, r.value, max);
+    else mla_gate_add(g, &r, "relative error at most %.3g (layer %zu, %s), allowed %g", r.value, layer, what, max);
+}
+
+static void constant_rule(mla_gate *g, const mla_config *c, const mla_layer_errors *e, double max)
+{
+    mla_gate_rule r = MLA_RULE("layers", "constant errors", MLA_PASS);
+    size_t layer = 0, seen = 0;
+    r.threshold = max;
+    for (size_t l = 0; l < c->layers; l++) {
+        double x = e[l].constant;
+        if (isnan(x) || !(e[l].error[MLA_PART_MIXER] > TINY_ERROR)) continue;
+        if (!seen++ || x > r.value) r.value = x, layer = l;
+    }
+    if (!seen) {
+        mla_gate_skip(g, "layers", r.name, "no layer has errors beyond rounding");
+        return;
+    }
+    r.verdict = r.value <= max ? MLA_PASS : MLA_FAIL;
+    mla_gate_add(g, &r, "layer %zu: %.3g of its error's energy is the same for every token%s, allowed %g", layer, r.value,
+                 r.verdict == MLA_FAIL ? ": a mean that is not taken off, or not put back" : "", max);
+}
+
+void mla_gate_layers(mla_gate *g)
+{
+    mla_err why = {0};
+    const mla_ids *ids = &g->corpus.ids;
+    if (!g->base_rt || !ids->n) {
+        mla_gate_add(g, &MLA_RULE("layers", "mixer outputs", MLA_NO_EVIDENCE), "not compared: they need --against BASE and text");
+        return;
+    }
+    const mla_config *c = mla_rt_config(g->rt);
+    mla_layer_errors *e = mla_alloc(c->layers, 1, sizeof *e);
+    mla_status st = e ? mla_layers_compare(e, g->base_rt, g->rt, ids->id, ids->n < LAYER_TOKENS ? ids->n : LAYER_TOKENS, &why)
+                      : mla_fail(&why, MLA_ENOMEM, "%zu layers", c->layers);
+    if (st != MLA_OK) {
+        mla_gate_unjudged(g, "layers", "mixer outputs", &why);
+    } else {
+        put_layers(g->reports, c, e);
+        layer_rule(g, "mixer outputs", c, e, MLA_PART_MIXER, MLA_PART_MIXER, g->p->max_layer_error);
+        if (!isnan(g->p->max_projection_error)) layer_rule(g, "queries, keys and values", c, e, MLA_PART_Q, MLA_PART_V, g->p->max_projection_error);
+        if (!isnan(g->p->max_constant_share)) constant_rule(g, c, e, g->p->max_constant_share);
+    }
+    mla_free(e);
 }
 
 void mla_gate_paths(mla_gate *g)
@@ -63,7 +101,8 @@ void mla_gate_paths(mla_gate *g)
     mla_status st = text ? mla_paths_texts(text, &n, &buffer, &from, &why) : mla_fail(&why, MLA_ENOMEM, "%zu texts", g->p->path_cases);
     for (size_t i = 0; i < g->p->n_check; i++) name[i] = g->p->check[i];
     mla_paths_opts o = {.rt = g->rt, .other = g->other_rt, .be = g->in->be, .kv_dtype = mla_gate_dtype(g->p->kv_dtype), .text = text, .n_text = n,
-                        .near_tie = g->p->near_tie, .max_logprob = g->p->max_first_logprob, .max_fp8_kld = g->p->max_fp8_kld,
+                        .near_tie = g->p->near_tie, .max_logprob = g->p->max_first_logprob,
+                        .max_change = isnan(g->p->max_change) ? MLA_PATHS_CHANGE(fast) : g->p->max_change, .max_fp8_kld = g->p->max_fp8_kld,
                         .max_split_error = fast ? 0.02 : 1e-4, .log = g->in->log};
     mla_jv *report = mla_jv_set_obj(g->reports, "paths");
     if (st == MLA_OK && !n) st = mla_fail(&why, MLA_EFORMAT, "no text: give --reference FILE or --against BASE");

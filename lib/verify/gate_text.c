@@ -73,7 +73,7 @@ static mla_status layer_chart(mla_str *out, const mla_jv *doc, bool *drawn, mla_
     if (!x) return mla_fail(err, MLA_ENOMEM, "chart of %zu layers", n);
     for (const mla_jv *l = mla_jv_first(list); l; l = mla_jv_next(l), i++) {
         x[i] = mla_doc_num(l, "layer");
-        x[n + i] = mla_doc_num(l, "relative_error");
+        x[n + i] = mla_doc_num(l, "mixer_error");
     }
     mla_svg_series s = {.x = x, .y = x + n, .n = n, .kind = MLA_SVG_BARS};
     *drawn = n > 0;

@@ -1,6 +1,9 @@
-/* Where a model parts from its base: every layer's mixer output (attention or delta net, after its output projection) on
- * the same text, relative to the base's. Errors travel to later layers, so the first layer that stands out is the one to
- * look at: a fault of one layer names itself. */
+/* Where a model parts from its base, layer by layer on the same text. Every layer of the model gets the base's own residual
+ * stream, so an error is the layer's own and a fault names itself. Two kinds of figures:
+ *
+ *   mixer      output of the attention or delta net after its output projection: what compression costs
+ *   queries, keys, values   after their norms, before rotation: a retrofit takes them from the base's weights, so they are
+ *                           equal but for rounding, whatever the rank; layouts that do not compute them have none */
 #ifndef MLA_VERIFY_LAYERS_H
 #define MLA_VERIFY_LAYERS_H
 #include <stddef.h>
@@ -9,6 +12,15 @@
 #include "base/err.h"
 #include "runtime/runtime.h"
 
-/* error (layers of the model): |model - base| / |base|, Frobenius over ids (n). Refuses models of other widths. */
-MLA_CHECKED mla_status mla_layers_compare(double *error, mla_rt *base, mla_rt *model, const int32_t *ids, size_t n, mla_err *err);
+typedef enum { MLA_PART_MIXER, MLA_PART_Q, MLA_PART_K, MLA_PART_V, MLA_PARTS } mla_layer_part;
+const char *mla_layer_part_name(mla_layer_part p); /* "mixer outputs", "queries", ... */
+
+typedef struct { /* relative errors |model - base| / |base|, Frobenius over all tokens; NAN: not computed by both */
+    double error[MLA_PARTS];
+    double constant; /* share of the mixer error's energy that is the same for every token: n |mean d|^2 / sum |d|^2. A residual
+                      * of centred features has little of it; a dropped mean shows here first. NAN: no error at all */
+} mla_layer_errors;
+
+/* out (layers of the model), over ids (n). Refuses models of other widths. */
+MLA_CHECKED mla_status mla_layers_compare(mla_layer_errors *out, mla_rt *base, mla_rt *model, const int32_t *ids, size_t n, mla_err *err);
 #endif

@@ -21,10 +21,10 @@ mla_status mla_path_row_compare(const mla_paths *p, mla_path_way *w, size_t k, s
     double moved = fabs(s.target_logprob - r->logprob), tie = r->margin < s.margin ? r->margin : s.margin;
     bool first = at + 1 == t->n;
     w->positions++;
-    if (moved > w->logprob_change) w->logprob_change = moved;
-    if (first && moved > w->first_change) {
-        w->first_change = moved;
-        if (!w->parted) (void)snprintf(w->where, sizeof w->where, "%s in %.60s, first answered token", w->way, t->name);
+    if (first && moved > w->first_change) w->first_change = moved;
+    if (moved > w->logprob_change) {
+        w->logprob_change = moved;
+        if (!w->parted) (void)snprintf(w->where, sizeof w->where, "%s in %.60s, position %zu", w->way, t->name, at);
     }
     if (s.top1 == r->top1) return MLA_OK;
     w->differ++;
@@ -79,7 +79,7 @@ void mla_path_way_add(mla_paths *p, mla_path_way *total, const mla_path_way *w)
     mla_jv_set_f64(o, "logprob_change_max", w->logprob_change);
     mla_jv_set_f64(o, "first_token_logprob_change", w->first_change);
     if (w->parted) mla_jv_set_str(o, "where", w->where);
-    bool tells = (w->parted && !total->parted) || (!total->parted && w->first_change > total->first_change);
+    bool tells = !total->parted && (w->parted || w->logprob_change > total->logprob_change);
     if (tells) memcpy(total->where, w->where, sizeof total->where);
     total->positions += w->positions;
     total->differ += w->differ;
@@ -91,18 +91,21 @@ void mla_path_way_add(mla_paths *p, mla_path_way *total, const mla_path_way *w)
 
 void mla_path_gate(mla_paths *p, const mla_path_way *t, size_t ways)
 {
-    bool moved = !(t->first_change <= p->o->max_logprob);
+    const mla_paths_opts *o = p->o;
+    bool moved = !(t->first_change <= o->max_logprob && t->logprob_change <= o->max_change);
     mla_verdict v = t->parted || moved ? MLA_FAIL : t->positions ? MLA_PASS : MLA_NO_EVIDENCE;
     mla_jv *g;
     if (!t->positions) g = mla_doc_gate(p->gates, t->path, v, "no text is long enough for this path");
-    else if (v == MLA_FAIL)
-        g = mla_doc_gate(p->gates, t->path, v, "%zu of %zu positions differ beyond a near-tie or the first answered token moves too far (%.3g nats, allowed %g): %s",
-                         t->differ - t->near_ties, t->positions, t->first_change, p->o->max_logprob, t->where);
+    else if (t->parted)
+        g = mla_doc_gate(p->gates, t->path, v, "%zu of %zu positions part beyond a near-tie; the first: %s", t->differ - t->near_ties, t->positions, t->where);
+    else if (moved)
+        g = mla_doc_gate(p->gates, t->path, v, "log-probabilities move by %.3g nats, allowed %g (first answered token: %.3g, allowed %g); most in %s",
+                         t->logprob_change, o->max_change, t->first_change, o->max_logprob, t->where);
     else
         g = mla_doc_gate(p->gates, t->path, v, "%zu ways, %zu positions; %zu near-ties; log-probabilities move by at most %.3g nats, of the first answered token %.3g",
                          ways, t->positions, t->near_ties, t->logprob_change, t->first_change);
-    mla_jv_set_f64(g, "value", t->first_change);
-    mla_jv_set_f64(g, "threshold", p->o->max_logprob);
+    mla_jv_set_f64(g, "value", t->logprob_change);
+    mla_jv_set_f64(g, "threshold", o->max_change);
     if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && p->worst == MLA_PASS)) p->worst = v;
 }
 

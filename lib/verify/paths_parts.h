@@ -21,7 +21,7 @@ typedef struct { /* one way of taking a path */
     char way[48];
     size_t positions, differ, near_ties;
     double logprob_change, first_change; /* over all rows; of the token that answers first */
-    char where[160];                     /* first difference beyond a near-tie, or the row of first_change */
+    char where[160];                     /* first difference beyond a near-tie, or the row of logprob_change */
     bool parted;                         /* beyond a near-tie */
 } mla_path_way;
 

@@ -49,13 +49,15 @@ typedef struct {
 
     char check[MLA_POLICY_LIST][16]; /* paths */
     size_t n_check, path_cases, path_tokens;
-    double max_first_logprob, max_fp8_kld;
+    double max_first_logprob, max_change, max_fp8_kld;
 
     size_t drafts;        /* mtp */
     double max_acceptance_loss;
     size_t mtp_cases, mtp_tokens;
 
-    double max_layer_error; /* layers: relative error of a layer's attention output on the base's inputs */
+    double max_layer_error;      /* layers: relative error of a mixer's output on the base's inputs */
+    double max_constant_share;   /* layers: part of the error's energy that is the same for every token */
+    double max_projection_error; /* layers: the same of queries, keys and values, which no rank changes */
 
     double max_kv_bytes, max_kv_ratio; /* capacity */
     double gpu_memory, min_sequences;

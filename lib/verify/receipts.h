@@ -8,6 +8,7 @@
 #include "io/ckpt.h"
 #include "io/json.h"
 #include "io/receipt.h"
+#include "model/model.h"
 #include "verify/stats.h"
 
 #define MLA_RECEIPTS_SCHEMA "mla-receipts/1"
@@ -38,6 +39,8 @@ enum { MLA_RF_FILES, MLA_RF_CONFIG, MLA_RF_SCALES, MLA_RF_WEIGHTS, MLA_RF_BASE, 
  * used beside a parsed receipt (root; NULL when it could not be read). */
 void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_receipts_opts *o, const mla_manifest *found,
                          const mla_jv *root);
+/* Every stored KV scale against mla_kv_scales.json, where the folder has one. */
+void mla_receipts_side_file(mla_findings *f, const mla_model *m, const char *dir);
 /* The quantization of config.json (root; NULL: none) against the stored parts, weight scales that are not finite, and
  * with `values` weights that are not: one finding a matrix, in name order. */
 MLA_CHECKED mla_status mla_receipts_weights(mla_findings *f, const mla_ckpt *ck, const mla_jv *config, const mla_receipts_opts *o, mla_err *err);

@@ -114,6 +114,7 @@ void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_re
         mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");
     }
     check_scales(&r->f[MLA_RF_SCALES], m);
+    mla_receipts_side_file(&r->f[MLA_RF_SCALES], m, dir);
     for (size_t i = 0; i < o->consumers; i++) {
         mla_jv *report = mla_jv_add_obj(r->consumers);
         if (mla_consumer_replay(report, &r->f[MLA_RF_CONSUMERS], m, mla_consumer_find(o->consumer[i]), &why) != MLA_OK)

@@ -65,7 +65,7 @@ static mla_verdict check(world *w, mla_rt *rt, mla_rt *other, const char *path, 
 {
     mla_err err = {0};
     mla_verdict v;
-    mla_paths_opts o = {.rt = rt, .other = other, .be = w->be, .kv_dtype = MLA_F32, .text = w->text, .n_text = w->n, .near_tie = 0.1, .max_logprob = 0.06,
+    mla_paths_opts o = {.rt = rt, .other = other, .be = w->be, .kv_dtype = MLA_F32, .text = w->text, .n_text = w->n, .near_tie = 0.1, .max_logprob = 0.06, .max_change = 1e-3,
                         .max_fp8_kld = 0.01, .max_split_error = 1e-4};
     ck_ok(mla_json_new_object(d, &err));
     ck_ok(mla_paths_check(mla_json_root(*d), &o, &path, 1, &v, &err));
@@ -119,20 +119,23 @@ START_TEST(a_difference_is_named)
 }
 END_TEST
 
-START_TEST(layers_name_the_first)
+START_TEST(a_layer_stands_out)
 {
     mla_err err = {0};
-    double e[64];
+    mla_layer_errors e[64];
     world w;
     start(&w, 48);
     mla_rt *base = open_rt(&w, false), *rt = open_rt(&w, false);
     size_t n = mla_rt_config(rt)->layers;
     ck_ok(mla_layers_compare(e, base, rt, w.text[2].ids, w.text[2].n, &err));
-    for (size_t l = 0; l < n; l++) ck_assert_double_eq(e[l], 0);
+    for (size_t l = 0; l < n; l++) ck_assert_double_eq(e[l].error[MLA_PART_MIXER], 0);
     set_factors(rt, 3, 1, true);
     ck_ok(mla_layers_compare(e, base, rt, w.text[2].ids, w.text[2].n, &err));
-    for (size_t l = 0; l < 3; l++) ck_assert_double_eq(e[l], 0);
-    ck_assert_double_gt(e[3], 0.1);
+    for (size_t l = 0; l < n; l++) { /* one layer stands out, and it still takes queries, keys and values from the base */
+        ck_assert(l == 3 ? e[l].error[MLA_PART_MIXER] > 0.1 : e[l].error[MLA_PART_MIXER] == 0);
+        ck_assert(isnan(e[l].error[MLA_PART_Q]) == (mla_rt_config(rt)->layer_kind[l] != MLA_LAYER_FULL));
+        for (size_t p = MLA_PART_Q; p <= MLA_PART_V; p++) ck_assert(isnan(e[l].error[p]) || e[l].error[p] == 0);
+    }
     mla_rt_close(base);
     mla_rt_close(rt);
     stop(&w);
@@ -188,7 +191,7 @@ Suite *suite_paths(void)
     tcase_set_timeout(t, 600);
     tcase_add_test(t, paths_agree);
     tcase_add_test(t, a_difference_is_named);
-    tcase_add_test(t, layers_name_the_first);
+    tcase_add_test(t, a_layer_stands_out);
     tcase_add_test(t, drafts_change_nothing);
     tcase_add_test(t, newcombe);
     suite_add_tcase(s, t);
