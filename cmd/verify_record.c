@@ -9,7 +9,7 @@
 
 typedef struct {
     const char *out;
-    cli_list prompts;
+    cli_list prompts, embeddings;
     size_t max_tokens, chunk, split, forced_max;
     double min_margin;
     verify_run run;
@@ -42,7 +42,17 @@ static mla_status read_prompts(mla_prompts *p, const args *a, const mla_model *m
     st = MLA_OK;
     for (size_t i = 0; i < a->prompts.n && st == MLA_OK; i++) st = mla_prompts_add(p, a->prompts.v[i], &o, err);
     mla_tok_free(tok);
+    for (size_t i = 0; i < a->embeddings.n && st == MLA_OK; i++) st = mla_prompts_add_embeddings(p, a->embeddings.v[i], err);
     return st;
+}
+
+/* A reference finds its embeddings beside it. */
+static mla_status same_folder(const char *file, const char *out, mla_err *err)
+{
+    const char *a = strrchr(file, '/'), *b = strrchr(out, '/');
+    size_t n = a ? (size_t)(a - file) : 0, m = b ? (size_t)(b - out) : 0;
+    if (n == m && !strncmp(file, out, n)) return MLA_OK;
+    return mla_fail(err, MLA_EINVAL, "--embeddings: expected a file in the folder of --out, where a reader looks for it, found %s", file);
 }
 
 static mla_status record(cli *c, const args *a, mla_err *err)
@@ -74,19 +84,21 @@ static mla_status record(cli *c, const args *a, mla_err *err)
 mla_status cmd_verify_record(cli *c, int argc, char **argv, mla_err *err)
 {
     args a = {.max_tokens = 96, .forced_max = 320, .min_margin = 1, .run = verify_run_defaults()};
-    cli_option opts[7 + VERIFY_RUN_OPTIONS] = {
+    cli_option opts[8 + VERIFY_RUN_OPTIONS] = {
         {"out", 'o', CLI_STR, &a.out, "FILE", "the reference file to write", NULL, NULL},
         {"prompts", 'p', CLI_LIST, &a.prompts, "FILE",
          "jsonl (prompt, text or prompt_ids; completion or completion_ids to force one), a reference file to record again, or a text", NULL, NULL},
+        {"embeddings", 'e', CLI_LIST, &a.embeddings, "FILE",
+         "prompts as embeddings with positions in three dimensions (images): safetensors, NAME.inputs_embeds and NAME.position_ids", NULL, NULL},
         {"max-tokens", 0, CLI_SIZE, &a.max_tokens, "N", "length of an answer at most", "96", NULL},
         {"split", 0, CLI_SIZE, &a.split, "N", "texts longer than N tokens are forced after their first N", "not split", NULL},
         {"forced-tokens", 0, CLI_SIZE, &a.forced_max, "N", "tokens of a forced continuation at most; 0: all", "320", NULL},
         {"min-margin", 0, CLI_DOUBLE, &a.min_margin, "X", "nats from which on a position is confident", "1", NULL},
         {"chunk", 0, CLI_SIZE, &a.chunk, "N", "tokens per prefill step", "as 128 MiB of logits allow, 16 to 512", NULL},
     };
-    verify_run_options(&a.run, opts + 7);
+    verify_run_options(&a.run, opts + 8);
     const cli_spec spec = {
-        .args = "MODEL --prompts FILE... --out FILE",
+        .args = "MODEL (--prompts FILE | --embeddings FILE)... --out FILE",
         .about = "Answers every prompt greedily (or scores the continuation that is given) with the built-in runtime and writes an "
                  "mla-reference/1 file: token ids, the argmax of every position, its log-probability and margin.",
         .opt = opts,
@@ -98,14 +110,17 @@ mla_status cmd_verify_record(cli *c, int argc, char **argv, mla_err *err)
     mla_status st;
     if (!cli_parse(c, &spec, argc, argv, err))
         st = err->status;
-    else if (!a.out || !a.prompts.n)
+    else if (!a.out || !(a.prompts.n + a.embeddings.n))
         st = mla_fail(err, MLA_EINVAL, "missing %s; usage: %s %s %s", a.out ? "--prompts" : "--out", c->program, c->command, spec.args);
     else if (!(a.min_margin >= 0))
         st = mla_fail(err, MLA_EINVAL, "--min-margin: expected a value of at least 0, found %g", a.min_margin);
     else if (!a.max_tokens)
         st = mla_fail(err, MLA_EINVAL, "--max-tokens: expected at least 1, found 0");
     else
-        st = record(c, &a, err);
+        st = MLA_OK;
+    for (size_t i = 0; st == MLA_OK && i < a.embeddings.n; i++) st = same_folder(a.embeddings.v[i], a.out, err);
+    if (st == MLA_OK && c->nargs) st = record(c, &a, err);
+    cli_list_free(&a.embeddings);
     cli_list_free(&a.prompts);
     return st;
 }

@@ -30,19 +30,40 @@ static mla_status sink(void *ctx, size_t job, size_t row0, size_t n, const float
     return MLA_OK;
 }
 
-/* Runs ids[at, at + T) and delivers the wanted rows among them. */
+/* Runs tokens [at, at + T) and delivers the wanted rows among them. They are all of the image or all behind it. */
 static mla_status one_chunk(mla_rt *rt, mla_seq *seq, const mla_forced *f, size_t at, size_t T, mla_row_fn fn, void *ctx, mla_err *err)
 {
     sink_ctx s = {.fn = fn, .ctx = ctx, .base = at, .V = mla_rt_config(rt)->vocab};
-    mla_job job = {.seq = seq, .ids = f->ids + at, .T = T, .logits_from = f->from <= at ? 0 : f->from - at < T ? f->from - at : T};
-    return mla_rt_run_sink(rt, &job, 1, NULL, sink, &s, err);
+    mla_job job = {.seq = seq, .T = T, .logits_from = f->from <= at ? 0 : f->from - at < T ? f->from - at : T};
+    const mla_embedded *e = f->image;
+    if (!e || at >= e->n) {
+        job.ids = f->ids + at;
+        return mla_rt_run_sink(rt, &job, 1, NULL, sink, &s, err);
+    }
+    if (e->width != mla_rt_config(rt)->hidden)
+        return mla_fail(err, MLA_EFORMAT, "embeddings \"%s\": expected width %zu (the model's), found %zu", e->name, mla_rt_config(rt)->hidden, e->width);
+    int32_t *pos = mla_alloc(3, T, sizeof *pos);
+    if (!pos) return mla_fail(err, MLA_ENOMEM, "positions of %zu tokens", T);
+    for (size_t i = 0; i < 3 * T; i++) pos[i] = e->pos3[i / T * e->n + at + i % T];
+    job.embeds = e->embeds + at * e->width;
+    job.pos3 = pos;
+    mla_status st = mla_rt_run_sink(rt, &job, 1, NULL, sink, &s, err);
+    mla_free(pos);
+    return st;
+}
+
+/* Tokens of the chunk at `at`: an image ends one. */
+static size_t chunk_at(const mla_forced *f, size_t at)
+{
+    size_t end = f->image && at < f->image->n && f->image->n < f->n ? f->image->n : f->n;
+    return end - at < f->chunk ? end - at : f->chunk;
 }
 
 mla_status mla_forward_forced(mla_rt *rt, mla_seq *seq, const mla_forced *f, mla_row_fn fn, void *ctx, mla_err *err)
 {
     mla_seq_reset(seq);
     for (size_t at = 0; at < f->n;) {
-        size_t T = f->n - at < f->chunk ? f->n - at : f->chunk;
+        size_t T = chunk_at(f, at);
         mla_status st = one_chunk(rt, seq, f, at, T, fn, ctx, err);
         if (st != MLA_OK) return st;
         if (f->prog) mla_progress_add(f->prog, (double)T);
@@ -85,7 +106,7 @@ mla_status mla_forward_pair(const mla_pair *p, const mla_forced *f, mla_pair_fn 
     mla_seq_reset(p->base_seq);
     mla_seq_reset(p->model_seq);
     for (size_t at = 0; at < f->n && st == MLA_OK;) {
-        size_t T = f->n - at < f->chunk ? f->n - at : f->chunk;
+        size_t T = chunk_at(f, at);
         c.base = at;
         st = one_chunk(p->base, p->base_seq, f, at, T, keep_row, &c, err);
         if (st != MLA_OK) {
@@ -119,7 +140,7 @@ mla_status mla_forward_greedy(mla_rt *rt, mla_seq *seq, const mla_greedy *g, mla
     size_t V = mla_rt_config(rt)->vocab;
     last_ctx l = {.row = mla_alloc_raw(V, 1, sizeof(float)), .V = V};
     if (!l.row) return mla_fail(err, MLA_ENOMEM, "logits of %zu ids", V);
-    mla_forced f = {.ids = g->prompt, .n = g->n_prompt, .from = g->n_prompt - 1, .chunk = g->chunk, .prog = g->prog};
+    mla_forced f = {.ids = g->prompt, .image = g->image, .n = g->n_prompt, .from = g->n_prompt - 1, .chunk = g->chunk, .prog = g->prog};
     mla_status st = mla_forward_forced(rt, seq, &f, keep_last, &l, err);
     for (size_t k = 0; k < g->steps && st == MLA_OK; k++) {
         mla_score s;

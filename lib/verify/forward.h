@@ -9,12 +9,14 @@
 #include "base/log.h"
 #include "runtime/runtime.h"
 #include "runtime/score.h"
+#include "verify/embeddings.h"
 
 /* Row `at` (0-based token of the sequence) has logits (V), which predict token at + 1. */
 typedef mla_status (*mla_row_fn)(void *ctx, size_t at, const float *logits, mla_err *err);
 
 typedef struct {
     const int32_t *ids; /* (n) tokens fed, in order */
+    const mla_embedded *image; /* the first image->n tokens as embeddings instead (their ids are ignored); NULL: none */
     size_t n;
     size_t from;        /* rows from..n-1 are delivered */
     size_t chunk;       /* tokens per run, >= 1 */
@@ -37,7 +39,8 @@ MLA_CHECKED mla_status mla_forward_pair(const mla_pair *p, const mla_forced *f, 
  * stop. steps at most; step k predicts the (k+1)-th token after the prompt. */
 typedef mla_status (*mla_step_fn)(void *ctx, size_t step, const mla_score *s, int32_t *next, mla_err *err);
 typedef struct {
-    const int32_t *prompt;
+    const int32_t *prompt;     /* ignored with an image, which is the whole prompt then */
+    const mla_embedded *image;
     size_t n_prompt, chunk, steps;
     mla_progress *prog;
 } mla_greedy;

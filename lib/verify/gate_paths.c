@@ -125,7 +125,7 @@ static mla_status prompts_of(const mla_gate *g, mla_path_text **out, size_t *n, 
     for (size_t pass = 0; pass < 2; pass++) /* answers first, then given texts */
         for (size_t k = 0; k < g->ref.n && *n < g->p->mtp_cases; k++) {
             const mla_ref_case *c = &g->ref.c[k];
-            if (c->forced == (pass == 1) && c->n_prompt <= 2048) (*out)[(*n)++] = (mla_path_text){c->name, c->prompt, c->n_prompt};
+            if (c->prompt && c->forced == (pass == 1) && c->n_prompt <= 2048) (*out)[(*n)++] = (mla_path_text){c->name, c->prompt, c->n_prompt};
         }
     return *n ? MLA_OK : mla_fail(err, MLA_EFORMAT, "no prompts: give --reference FILE");
 }

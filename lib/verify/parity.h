@@ -52,7 +52,7 @@ typedef struct { /* one predicted position */
 
 typedef struct {
     char *name, *language;
-    const char *kind;        /* "greedy", "forced", "probe", "row" */
+    const char *kind;        /* "greedy", "forced", "image", "probe", "row" */
     size_t first, n;         /* its positions in mla_parity.pos */
     size_t decode_steps;     /* 0: not decoded freely */
     size_t decoded;          /* steps that agreed before the first divergence */

@@ -31,6 +31,7 @@ typedef struct {
     mla_parity_case *pc;
     const mla_ref_case *rc; /* NULL: a row of the corpus */
     const int32_t *ids;     /* (n_ids) all tokens of the case */
+    const mla_embedded *image; /* the prompt of the case as embeddings; NULL: ids */
     size_t n_ids, from;     /* rows from.. are predictions; row `at` is position at - from */
 } state;
 
@@ -105,7 +106,7 @@ static mla_status on_pair(void *ctx, size_t at, const float *base, const float *
 
 static mla_status forced(state *s, bool pair, mla_err *err)
 {
-    mla_forced f = {.ids = s->ids, .n = s->from + s->pc->n, .from = s->from, .chunk = s->p->opts.chunk, .prog = &s->prog};
+    mla_forced f = {.ids = s->ids, .image = s->image, .n = s->from + s->pc->n, .from = s->from, .chunk = s->p->opts.chunk, .prog = &s->prog};
     mla_status st;
     if (pair)
         st = mla_forward_pair(&(mla_pair){s->in->base, s->in->model, s->base_seq, s->model_seq}, &f, on_pair, s, err);
@@ -142,7 +143,7 @@ static mla_status again(state *s, mla_err *err)
     size_t n = p->opts.aa_positions - p->aa_positions;
     if (n > s->pc->n) n = s->pc->n;
     aa_ctx a = {.s = s};
-    mla_forced f = {.ids = s->ids, .n = s->from + n, .from = s->from, .chunk = p->aa_chunk, .prog = NULL};
+    mla_forced f = {.ids = s->ids, .image = s->image, .n = s->from + n, .from = s->from, .chunk = p->aa_chunk, .prog = NULL};
     mla_status st = mla_forward_forced(s->in->model, s->model_seq, &f, on_aa, &a, err);
     if (st != MLA_OK) return mla_wrap(err, "second pass with chunks of %zu", p->aa_chunk);
     p->aa_positions += n;
@@ -180,7 +181,7 @@ static mla_status decode(state *s, mla_err *err)
     const mla_ref_case *rc = s->rc;
     if (!s->p->opts.free_decode || rc->decode_steps == 0) return MLA_OK;
     s->pc->decode_steps = rc->decode_steps;
-    mla_greedy g = {.prompt = rc->prompt, .n_prompt = rc->n_prompt, .chunk = s->p->opts.chunk, .steps = rc->decode_steps, .prog = &s->prog};
+    mla_greedy g = {.prompt = rc->prompt, .image = s->image, .n_prompt = rc->n_prompt, .chunk = s->p->opts.chunk, .steps = rc->decode_steps, .prog = &s->prog};
     mla_status st = mla_forward_greedy(s->in->model, s->model_seq, &g, on_step, s, err);
     return st == MLA_OK ? st : mla_wrap(err, "free decode");
 }
@@ -206,7 +207,7 @@ static mla_status reference_cases(state *s, size_t *ci, size_t *pi, mla_err *err
         mla_parity_case *pc = &s->p->c[(*ci)++];
         pc->name = mla_strdup(c->name);
         pc->language = c->language ? mla_strdup(c->language) : NULL;
-        pc->kind = c->probe ? "probe" : c->forced ? "forced" : "greedy";
+        pc->kind = !c->prompt ? "image" : c->probe ? "probe" : c->forced ? "forced" : "greedy";
         pc->first = *pi;
         pc->n = c->n;
         pc->must_match = c->decode_must_match;
@@ -215,10 +216,11 @@ static mla_status reference_cases(state *s, size_t *ci, size_t *pi, mla_err *err
             st = mla_fail(err, MLA_ENOMEM, "case name");
             break;
         }
-        memcpy(ids, c->prompt, c->n_prompt * sizeof *ids);
+        if (c->prompt) memcpy(ids, c->prompt, c->n_prompt * sizeof *ids);
         memcpy(ids + c->n_prompt, c->completion, c->n * sizeof *ids);
         s->pc = pc;
         s->rc = c;
+        s->image = c->prompt ? NULL : &c->image;
         s->ids = ids;
         s->n_ids = c->n_prompt + c->n;
         s->from = c->n_prompt - 1;
@@ -244,6 +246,7 @@ static mla_status corpus_rows(state *s, size_t *ci, size_t *pi, mla_err *err)
         if (!pc->name) return mla_fail(err, MLA_ENOMEM, "case name");
         s->pc = pc;
         s->rc = NULL;
+        s->image = NULL;
         s->ids = in->corpus + at;
         s->n_ids = pc->n;
         s->from = 0;

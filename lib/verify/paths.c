@@ -230,7 +230,7 @@ static size_t take(int32_t *ids, const mla_path_source *s, size_t i, size_t n, s
     size_t len = 0;
     if (s->ref && s->ref->n) {
         const mla_ref_case *c = &s->ref->c[i * s->ref->n / n];
-        for (size_t k = 0; k < c->n_prompt && len < room; k++) ids[len++] = c->prompt[k];
+        for (size_t k = 0; c->prompt && k < c->n_prompt && len < room; k++) ids[len++] = c->prompt[k];
         for (size_t k = 0; k < c->n && len < room; k++) ids[len++] = c->completion[k];
         *name = c->name;
         return len;

@@ -18,6 +18,7 @@ void mla_prompts_free(mla_prompts *l)
         mla_free(l->p[i].language);
         mla_ids_free(&l->p[i].prompt);
         mla_ids_free(&l->p[i].completion);
+        mla_embedded_free(&l->p[i].image);
     }
     mla_free(l->p);
     *l = (mla_prompts){0};
@@ -56,7 +57,7 @@ static mla_status ids_of(mla_ids *out, const mla_jv *a, const char *key, mla_err
 static mla_status check(mla_prompt *p, const mla_prompts_opts *o, mla_err *err)
 {
     const mla_ids *l[] = {&p->prompt, &p->completion};
-    if (p->prompt.n == 0) return mla_fail(err, MLA_EFORMAT, "expected a prompt of at least one token, found none");
+    if (p->prompt.n == 0 && !p->image.n) return mla_fail(err, MLA_EFORMAT, "expected a prompt of at least one token, found none");
     for (size_t k = 0; k < 2; k++)
         for (size_t i = 0; i < l[k]->n; i++)
             if (l[k]->id[i] < 0 || (size_t)l[k]->id[i] >= o->vocab)
@@ -151,7 +152,8 @@ static mla_status add_reference(mla_prompts *out, const char *path, const mla_pr
         p->name = mla_strdup(c->name);
         p->language = c->language ? mla_strdup(c->language) : NULL;
         if (!p->name || (c->language && !p->language)) st = mla_fail(err, MLA_ENOMEM, "case name");
-        for (size_t i = 0; i < c->n_prompt && st == MLA_OK; i++) st = mla_ids_push(&p->prompt, c->prompt[i], err);
+        if (st == MLA_OK && !c->prompt) st = mla_embedded_copy(&p->image, &c->image, err);
+        for (size_t i = 0; c->prompt && i < c->n_prompt && st == MLA_OK; i++) st = mla_ids_push(&p->prompt, c->prompt[i], err);
         for (size_t i = 0; c->forced && i < c->n && st == MLA_OK; i++) st = mla_ids_push(&p->completion, c->completion[i], err);
         if (st == MLA_OK) st = check(p, o, err);
         if (st != MLA_OK) st = mla_wrap(err, "%s: case \"%s\"", path, c->name);
@@ -179,4 +181,20 @@ mla_status mla_prompts_add(mla_prompts *out, const char *path, const mla_prompts
     }
     mla_free(text);
     return st == MLA_OK ? st : mla_wrap(err, "%s", path);
+}
+
+mla_status mla_prompts_add_embeddings(mla_prompts *out, const char *path, mla_err *err)
+{
+    mla_embedded *e;
+    size_t n;
+    mla_status st = mla_embedded_read(&e, &n, path, NULL, NULL, err);
+    for (size_t i = 0; i < n; i++) {
+        mla_prompt *p;
+        if (st == MLA_OK) st = grow(out, &p, err);
+        if (st == MLA_OK && !(p->name = mla_strdup(e[i].name))) st = mla_fail(err, MLA_ENOMEM, "case name");
+        if (st == MLA_OK) p->image = e[i];
+        else mla_embedded_free(&e[i]);
+    }
+    mla_free(e);
+    return st;
 }

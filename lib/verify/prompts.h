@@ -10,10 +10,12 @@
 
 #include "base/err.h"
 #include "text/tokenizer.h"
+#include "verify/embeddings.h"
 
 typedef struct {
     char *name, *language; /* language may be NULL */
-    mla_ids prompt;        /* at least one id */
+    mla_ids prompt;        /* at least one id, or none with an image */
+    mla_embedded image;    /* the prompt as embeddings; zeroed: none */
     mla_ids completion;    /* empty: to be answered greedily */
 } mla_prompt;
 
@@ -30,5 +32,7 @@ typedef struct {
     size_t forced_max; /* tokens of a forced continuation kept; 0: all */
 } mla_prompts_opts;
 MLA_CHECKED mla_status mla_prompts_add(mla_prompts *out, const char *path, const mla_prompts_opts *o, mla_err *err);
+/* Every prompt of a file of embeddings, to be answered greedily. */
+MLA_CHECKED mla_status mla_prompts_add_embeddings(mla_prompts *out, const char *path, mla_err *err);
 void mla_prompts_free(mla_prompts *p); /* zeroed struct is fine */
 #endif

@@ -59,25 +59,28 @@ static mla_status on_row(void *ctx, size_t at, const float *logits, mla_err *err
 static mla_status one(mla_ref_case *c, mla_rt *rt, mla_seq *seq, const mla_prompt *p, const mla_record_opts *o, mla_progress *prog, mla_err *err)
 {
     const mla_config *cfg = mla_rt_config(rt);
-    state s = {.cfg = cfg, .c = c, .min_margin = o->min_margin, .from = p->prompt.n - 1};
+    const mla_embedded *image = p->image.n ? &p->image : NULL;
+    size_t n_prompt = image ? image->n : p->prompt.n;
+    state s = {.cfg = cfg, .c = c, .min_margin = o->min_margin, .from = n_prompt - 1};
     size_t chunk = o->chunk ? o->chunk : mla_forward_chunk(cfg->vocab), n = p->completion.n ? p->completion.n : o->max_tokens;
-    mla_status st = mla_ref_case_new(c, p->name, p->prompt.id, p->prompt.n, n, err);
+    mla_status st = mla_ref_case_new(c, p->name, image ? NULL : p->prompt.id, n_prompt, n, err);
+    if (st == MLA_OK && image) st = mla_embedded_copy(&c->image, image, err);
     if (st != MLA_OK) return st;
     if (p->language && !(c->language = mla_strdup(p->language))) return mla_fail(err, MLA_ENOMEM, "language");
     c->forced = p->completion.n > 0;
     if (!c->forced) {
-        mla_greedy g = {.prompt = p->prompt.id, .n_prompt = p->prompt.n, .chunk = chunk, .steps = n, .prog = prog};
+        mla_greedy g = {.prompt = p->prompt.id, .image = image, .n_prompt = n_prompt, .chunk = chunk, .steps = n, .prog = prog};
         st = mla_forward_greedy(rt, seq, &g, on_step, &s, err);
         c->n = s.n;
         c->decode_steps = s.n;
         return st;
     }
-    int32_t *ids = mla_alloc(p->prompt.n + n, 1, sizeof *ids);
-    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu ids", p->prompt.n + n);
-    memcpy(ids, p->prompt.id, p->prompt.n * sizeof *ids);
-    memcpy(ids + p->prompt.n, p->completion.id, n * sizeof *ids);
+    int32_t *ids = mla_alloc(n_prompt + n, 1, sizeof *ids);
+    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu ids", n_prompt + n);
+    if (!image) memcpy(ids, p->prompt.id, n_prompt * sizeof *ids);
+    memcpy(ids + n_prompt, p->completion.id, n * sizeof *ids);
     s.ids = ids;
-    mla_forced f = {.ids = ids, .n = p->prompt.n + n - 1, .from = s.from, .chunk = chunk, .prog = prog};
+    mla_forced f = {.ids = ids, .image = image, .n = n_prompt + n - 1, .from = s.from, .chunk = chunk, .prog = prog};
     st = mla_forward_forced(rt, seq, &f, on_row, &s, err);
     mla_free(ids);
     return st;
@@ -95,7 +98,7 @@ mla_status mla_record(mla_reference *out, mla_rt *rt, const mla_prompts *p, cons
     if (p->n == 0) st = mla_fail(err, MLA_EFORMAT, "no prompts");
     if (o->max_tokens == 0) st = mla_fail(err, MLA_EINVAL, "answers of 0 tokens");
     for (size_t i = 0; i < p->n; i++) {
-        size_t n = p->p[i].prompt.n + (p->p[i].completion.n ? p->p[i].completion.n : o->max_tokens);
+        size_t n = p->p[i].prompt.n + p->p[i].image.n + (p->p[i].completion.n ? p->p[i].completion.n : o->max_tokens);
         if (n > longest) longest = n;
         work += (double)n;
     }

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/map.h"
+#include "io/file.h"
 
 static mla_status array_of(const mla_jv *obj, const char *key, const mla_jv **out, size_t *n, mla_err *err)
 {
@@ -139,11 +140,39 @@ static mla_status read_probe(mla_ref_case *c, const mla_jv *v, mla_err *err)
     return optional_size(v, "decode_must_match", c->n, &c->decode_must_match, err);
 }
 
-static mla_status read_case(mla_ref_case *c, const mla_jv *v, const mla_reference *r, mla_err *err)
+/* The prompt as embeddings of a file beside the reference. */
+static mla_status read_image(mla_ref_case *c, const mla_jv *v, const char *dir, mla_err *err)
+{
+    const char *file = mla_jv_str(mla_jv_get(v, "file")), *sha = mla_jv_str(mla_jv_get(v, "sha256")), *name = mla_jv_str(mla_jv_get(v, "name"));
+    mla_embedded *e = NULL;
+    size_t n = 0;
+    if (!file || !sha || !name) return mla_fail(err, MLA_EFORMAT, "embeddings: expected an object of file, sha256 and name");
+    if (!dir) return mla_fail(err, MLA_EFORMAT, "embeddings: expected a reference that is read from a folder");
+    if (!mla_path_is_safe_relative(file) || strchr(file, '/')) return mla_fail(err, MLA_EFORMAT, "embeddings.file: expected the name of a file beside the reference");
+    char *path = mla_path_join(dir, file);
+    mla_status st = path ? mla_embedded_read(&e, &n, path, name, sha, err) : mla_fail(err, MLA_ENOMEM, "path of the embeddings");
+    if (st == MLA_OK) {
+        c->image = e[0];
+        c->n_prompt = e[0].n;
+    }
+    mla_free(e);
+    mla_free(path);
+    return st;
+}
+
+static mla_status read_prompt(mla_ref_case *c, const mla_jv *v, const char *dir, mla_err *err)
+{
+    const mla_jv *image = mla_jv_get(v, "embeddings");
+    if (!image) return read_ids(v, "prompt_ids", 0, &c->prompt, &c->n_prompt, err);
+    if (mla_jv_get(v, "prompt_ids")) return mla_fail(err, MLA_EFORMAT, "prompt_ids and embeddings: expected one of them");
+    return read_image(c, image, dir, err);
+}
+
+static mla_status read_case(mla_ref_case *c, const mla_jv *v, const mla_reference *r, const char *dir, mla_err *err)
 {
     if (!mla_jv_is_obj(v)) return mla_fail(err, MLA_EFORMAT, "expected an object, found %s", mla_jv_kind(v));
     if (copy_str(v, "name", true, &c->name, err) != MLA_OK || find_language(c, v, err) != MLA_OK) return err->status;
-    if (read_ids(v, "prompt_ids", 0, &c->prompt, &c->n_prompt, err) != MLA_OK) return err->status;
+    if (read_prompt(c, v, dir, err) != MLA_OK) return err->status;
     if (read_ids(v, "completion_ids", 0, &c->completion, &c->n, err) != MLA_OK) return err->status;
     if (flags_new(c, err) != MLA_OK) return err->status;
     return r->probe ? read_probe(c, v, err) : read_recorded(c, v, r->min_margin, err);
@@ -167,7 +196,7 @@ static mla_status read_header(mla_reference *r, const mla_jv *root, mla_err *err
     return copy_str(root, "tokenizer_sha256", false, &r->tokenizer_sha256, err);
 }
 
-mla_status mla_reference_from_json(mla_reference *out, const mla_jv *root, mla_err *err)
+static mla_status from_json(mla_reference *out, const mla_jv *root, const char *dir, mla_err *err)
 {
     mla_reference r = {0};
     mla_map *names = NULL;
@@ -188,7 +217,7 @@ mla_status mla_reference_from_json(mla_reference *out, const mla_jv *root, mla_e
     for (mla_jv *v = mla_jv_first(cases); v && st == MLA_OK; v = mla_jv_next(v)) {
         mla_ref_case *c = &r.c[r.n++];
         bool existed = false;
-        st = read_case(c, v, &r, err);
+        st = read_case(c, v, &r, dir, err);
         if (st == MLA_OK) st = mla_map_add(names, c->name, strlen(c->name), r.n, &existed, err);
         if (st == MLA_OK && existed) st = mla_fail(err, MLA_EFORMAT, "name is used by an earlier case");
         if (st != MLA_OK) st = c->name ? mla_wrap(err, "cases[%zu] \"%.100s\"", r.n - 1, c->name) : mla_wrap(err, "cases[%zu]", r.n - 1);
@@ -202,15 +231,20 @@ done:
     return st;
 }
 
+mla_status mla_reference_from_json(mla_reference *out, const mla_jv *root, mla_err *err) { return from_json(out, root, NULL, err); }
+
 mla_status mla_reference_read(mla_reference *out, const char *path, mla_err *err)
 {
     mla_json *d = NULL;
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? mla_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mla_strdup(".");
     *out = (mla_reference){0};
-    mla_status st = mla_json_read(&d, path, MLA_REFERENCE_MAX, err);
+    mla_status st = dir ? mla_json_read(&d, path, MLA_REFERENCE_MAX, err) : mla_fail(err, MLA_ENOMEM, "%s", path);
     if (st == MLA_OK) {
-        st = mla_reference_from_json(out, mla_json_root(d), err);
+        st = from_json(out, mla_json_root(d), dir, err);
         if (st != MLA_OK) st = mla_wrap(err, "%s", path);
     }
     mla_json_free(d);
+    mla_free(dir);
     return st;
 }

@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "io/json.h"
+#include "verify/embeddings.h"
 
 #define MLA_REFERENCE_FORMAT "mla-reference/1"
 #define MLA_REFERENCE_MAX ((size_t)256 << 20) /* bytes of a reference file at most */
@@ -18,7 +19,8 @@ typedef struct {
     char *name;
     char *language;          /* optional key "language", or the part after '@' in the name; NULL: not told */
     bool forced;             /* text given from outside; false: the recorded model's own greedy answer */
-    int32_t *prompt;         /* (n_prompt), n_prompt >= 1 */
+    int32_t *prompt;         /* (n_prompt), n_prompt >= 1; NULL when the prompt is embeddings */
+    mla_embedded image;      /* n == n_prompt then, else zeroed */
     size_t n_prompt;
     int32_t *completion;     /* (n), n >= 1 */
     int32_t *top1;           /* (n) the recorded model's argmax */
@@ -40,7 +42,9 @@ typedef struct {
     size_t n;
 } mla_reference;
 
-/* Refuses, naming case and key: another format, missing keys, wrong kinds, lists of unequal length, ids outside
+/* A case with "embeddings" reads them from a file beside the reference, whose digest it records; from_json, which knows no
+ * folder, refuses it.
+ * Refuses, naming case and key: another format, missing keys, wrong kinds, lists of unequal length, ids outside
  * 0..2^31-1, logprobs above 0 or not finite, negative margins, case names that repeat, a greedy case whose completion
  * is not its top1. Unknown keys are allowed. */
 MLA_CHECKED mla_status mla_reference_read(mla_reference *out, const char *path, mla_err *err);
@@ -56,7 +60,8 @@ size_t mla_reference_longest(const mla_reference *r);   /* tokens of the longest
  * "prefix/" in front when prefix is not NULL. `from` is left empty. A name that occurs twice is MLA_EFORMAT. */
 MLA_CHECKED mla_status mla_reference_append(mla_reference *to, mla_reference *from, const char *prefix, mla_err *err);
 
-/* Room for a case of n positions: all lists allocated and zeroed, name copied. For recorders. */
+/* Room for a case of n positions: all lists allocated and zeroed, name copied. For recorders. prompt NULL: the caller fills
+ * image. */
 MLA_CHECKED mla_status mla_ref_case_new(mla_ref_case *out, const char *name, const int32_t *prompt, size_t n_prompt, size_t n,
                                         mla_err *err);
 void mla_ref_case_free(mla_ref_case *c);

@@ -10,6 +10,7 @@ void mla_ref_case_free(mla_ref_case *c)
     mla_free(c->name);
     mla_free(c->language);
     mla_free(c->prompt);
+    mla_embedded_free(&c->image);
     mla_free(c->completion);
     mla_free(c->top1);
     mla_free(c->top1_logprob);
@@ -36,7 +37,7 @@ mla_status mla_ref_case_new(mla_ref_case *out, const char *name, const int32_t *
 {
     mla_ref_case c = {.n_prompt = n_prompt, .n = n};
     c.name = mla_strdup(name);
-    c.prompt = mla_alloc(n_prompt, 1, sizeof *c.prompt);
+    if (prompt) c.prompt = mla_alloc(n_prompt, 1, sizeof *c.prompt);
     c.completion = mla_alloc(n, 1, sizeof *c.completion);
     c.top1 = mla_alloc(n, 1, sizeof *c.top1);
     c.top1_logprob = mla_alloc(n, 1, sizeof *c.top1_logprob);
@@ -44,12 +45,12 @@ mla_status mla_ref_case_new(mla_ref_case *out, const char *name, const int32_t *
     c.target_logprob = mla_alloc(n, 1, sizeof *c.target_logprob);
     c.confident = mla_alloc(n, 1, sizeof *c.confident);
     c.judged = mla_alloc(n, 1, sizeof *c.judged);
-    if (!c.name || !c.prompt || !c.completion || !c.top1 || !c.top1_logprob || !c.margin || !c.target_logprob || !c.confident || !c.judged) {
+    if (!c.name || (prompt && !c.prompt) || !c.completion || !c.top1 || !c.top1_logprob || !c.margin || !c.target_logprob || !c.confident || !c.judged) {
         mla_ref_case_free(&c);
         *out = c;
         return mla_fail(err, MLA_ENOMEM, "case \"%s\" of %zu positions", name, n);
     }
-    if (n_prompt) memcpy(c.prompt, prompt, n_prompt * sizeof *prompt);
+    if (c.prompt && n_prompt) memcpy(c.prompt, prompt, n_prompt * sizeof *prompt);
     *out = c;
     return MLA_OK;
 }
@@ -62,7 +63,7 @@ mla_status mla_reference_check_vocab(const mla_reference *r, size_t vocab, mla_e
         const char *key[] = {"prompt_ids", "completion_ids", "top1"};
         size_t len[] = {c->n_prompt, c->n, c->n};
         for (size_t l = 0; l < 3; l++)
-            for (size_t i = 0; i < len[l]; i++)
+            for (size_t i = 0; list[l] && i < len[l]; i++)
                 if ((size_t)list[l][i] >= vocab)
                     return mla_fail(err, MLA_EFORMAT, "case \"%s\": %s[%zu]: expected an id below %zu (the model's vocabulary), found %d",
                                     c->name, key[l], i, vocab, (int)list[l][i]);
@@ -143,10 +144,17 @@ static bool put_optional(mla_jv *obj, const char *key, const char *s)
     return !s || mla_jv_set_str(obj, key, s);
 }
 
+static bool put_prompt(mla_jv *o, const mla_ref_case *c)
+{
+    if (c->prompt) return put_ids(o, "prompt_ids", c->prompt, c->n_prompt);
+    mla_jv *e = mla_jv_set_obj(o, "embeddings");
+    return mla_jv_set_str(e, "file", c->image.file) && mla_jv_set_str(e, "sha256", c->image.sha256) && mla_jv_set_str(e, "name", c->image.name);
+}
+
 static bool put_case(mla_jv *o, const mla_ref_case *c)
 {
     return o && mla_jv_set_str(o, "name", c->name) && mla_jv_set_str(o, "kind", c->forced ? "forced" : "greedy") &&
-           put_optional(o, "language", c->language) && put_ids(o, "prompt_ids", c->prompt, c->n_prompt) &&
+           put_optional(o, "language", c->language) && put_prompt(o, c) &&
            put_ids(o, "completion_ids", c->completion, c->n) && put_ids(o, "top1", c->top1, c->n) &&
            put_nats(o, "top1_logprob", c->top1_logprob, c->n) && put_nats(o, "margin", c->margin, c->n) &&
            put_nats(o, "target_logprob", c->target_logprob, c->n);

@@ -57,6 +57,20 @@ for t in '"kld": {' '"mean": ' '"p99": ' '"ratio": ' '"by_position": ['; do has 
 run "$v" parity "$m" --against "$m" --rows 1 --row-tokens 64 --max-kld 0 --kv-dtype bf16 --quiet
 rc_is 1 'a KLD limit of zero'
 
+# an image prompt: embeddings with positions in three dimensions
+cp "$ROOT/tests/fixtures/references/tiny-hybrid.tensors.safetensors" "$TMP/img.safetensors"
+run "$v" record "$m" --embeddings "$TMP/img.safetensors" --max-tokens 8 --out "$TMP/img.json" --quiet
+rc_is 0 'record of embeddings'
+run "$v" parity "$m" --reference "$TMP/img.json" --min-agreement 0 --quiet
+rc_is 0 'embeddings'
+has out 'kind image' 'embeddings'
+run "$v" record "$m" --embeddings "$ROOT/tests/fixtures/references/tiny-hybrid.tensors.safetensors" --out "$TMP/img2.json"
+rc_is 2 'embeddings in another folder'
+cp "$m/model.safetensors" "$TMP/img.safetensors"
+run "$v" parity "$m" --reference "$TMP/img.json" --quiet
+rc_is 3 'another file of embeddings'
+has err 'sha256 expected' 'another file of embeddings'
+
 # paths of a server
 run "$v" parity "$m" --reference "$TMP/few.json" --min-agreement 0 --paths chunked --paths mtp --path-tokens 72 --quiet
 rc_is 0 'paths'

@@ -13,4 +13,5 @@ Suite *suite_parity(void);
 Suite *suite_selfcheck(void);
 Suite *suite_gate(void);
 Suite *suite_paths(void);
+Suite *suite_embeddings(void);
 #endif
