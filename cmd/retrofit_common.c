@@ -20,8 +20,10 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .help = "KV bytes per token over all layers, cached in bf16"},
         {.name = "groups", .kind = CLI_SIZE, .target = &a->groups, .metavar = "G", .group = "what to build", .def = "1",
          .help = "latent groups: 1 is MLA, G is GLA-G; must divide the KV heads"},
-        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild|p", .group = "what to build", .def = "auto",
-         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; p: as n, of keys before their norm, with one score divisor per token and KV head; auto: n where RoPE is partial"},
+        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild|p|shared-rotary", .group = "what to build", .def = "auto",
+         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; p: as n, of keys before their norm, with one score divisor per token and KV head; shared-rotary: latent and shared rotary keys linear in the layer's input; auto: n where RoPE is partial"},
+        {.name = "rotary-keys", .kind = CLI_SIZE, .target = &a->rotary_keys, .metavar = "R", .group = "what to build", .def = "1",
+         .help = "layout shared-rotary: shared rotary keys per frequency, 1 to the KV heads; the plugin for such files serves 1"},
         {.name = "recipe", .kind = CLI_STR, .target = &a->recipe, .metavar = "FILE", .group = "what to build",
          .help = "recipe JSON (configs/README.md); options given here override its fields"},
         {.name = "objective", .kind = CLI_CHOICE, .target = &a->objective, .metavar = "ours|svd|joint-svd|cov-separate|balanced-pca",
@@ -111,6 +113,7 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->objective) (void)mla_objective_parse(a->objective, &r->objective);
     if (a->balance && (r->balance_scan = !strcmp(a->balance, "scan"))) r->balance = 0;
     else if (a->balance && !(read_positive(a->balance, &r->balance))) return mla_fail(err, MLA_EINVAL, "--balance %.40s: a positive number, or scan", a->balance);
+    if (a->rotary_keys) r->rotary_keys = a->rotary_keys;
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
     if (a->fast) mla_recipe_fast(r);
     if (a->rounds) r->allocation_rounds = a->rounds;
@@ -177,13 +180,15 @@ mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what
         mla_jv_set_str(o, "root_digest", mla_str_c(&root));
         mla_str_free(&root);
         mla_recipe_to_json(&res->recipe, mla_jv_set_obj(o, "recipe"));
-        mla_factorization_to_json(&res->f, mla_jv_set_arr(o, "layers"));
+        if (res->shared.layers) mla_shared_fit_to_json(&res->shared, mla_jv_set_arr(o, "layers"));
+        else mla_factorization_to_json(&res->f, mla_jv_set_arr(o, "layers"));
         st = cli_print_json(o, err);
         mla_json_free(d);
         return st;
     }
     mla_str s = MLA_STR_MAX(1 << 20);
-    mla_factorization_table(&res->f, &s);
+    if (res->shared.layers) mla_shared_fit_table(&res->shared, &s);
+    else mla_factorization_table(&res->f, &s);
     mla_str_printf(&s, "%s, root digest sha256:%s\n", what, hex);
     mla_status st = cli_print(&s, err);
     mla_str_free(&s);

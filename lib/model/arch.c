@@ -55,7 +55,7 @@ static const struct {
     const char *type;
     const mla_arch_group *group;
 } TYPE[] = {
-    {"qwen3_5", &QWEN3_5}, {"qwen3_5_text", &QWEN3_5}, {"qwen3_8", &QWEN3_5}, {"qwen3_8_text", &QWEN3_5},
+    {MLA_TYPE_SABI, &QWEN3_5}, {"qwen3_5", &QWEN3_5}, {"qwen3_5_text", &QWEN3_5}, {"qwen3_8", &QWEN3_5}, {"qwen3_8_text", &QWEN3_5},
     {"qwen3_5_moe", &QWEN3_5_MOE}, {"qwen3_5_moe_text", &QWEN3_5_MOE}, {"qwen3_next", &QWEN3_NEXT},
     {"llama", &LLAMA}, {"mistral", &MISTRAL}, {"qwen2", &QWEN2}, {"qwen3", &QWEN3},
     {"deepseek_v2", &DEEPSEEK_V2}, {"deepseek_v3", &DEEPSEEK_V3},
@@ -67,6 +67,7 @@ const mla_arch_group *mla_arch_find(const char *arch, bool *mla)
 {
     for (size_t i = 0; i < COUNT(ARCH); i++) {
         bool base = !strcmp(arch, ARCH[i].arch), retro = (ARCH[i].mla && !strcmp(arch, ARCH[i].mla)) || (ARCH[i].old && !strcmp(arch, ARCH[i].old));
+        retro = retro || (ARCH[i].group == &QWEN3_5 && !strcmp(arch, MLA_ARCH_SABI));
         if (!base && !retro) continue;
         if (mla) *mla = retro;
         return ARCH[i].group;

@@ -34,6 +34,10 @@ typedef struct { /* one body of weights and conventions; several architectures a
     const char *hf;         /* architecture written for a text-only folder */
 } mla_arch_group;
 
+/* What a folder of the shared-rotary plugin calls itself: a retrofit of Qwen3_5ForConditionalGeneration. */
+#define MLA_ARCH_SABI "SabiMlaForConditionalGeneration"
+#define MLA_TYPE_SABI "sabi_mla"
+
 /* The group of an architecture ("LlamaForCausalLM"); *mla (may be NULL) becomes true when the name is a retrofit's
  * ("LlamaMLAForCausalLM"). NULL when unknown. */
 const mla_arch_group *mla_arch_find(const char *arch, bool *mla);

@@ -167,7 +167,8 @@ mla_status mla_bind_hf(mla_model *m, mla_err *err)
             if (once == (pos == 0) && mla_wrow_applies(row, &m->cfg, layer)) st = bind_row(m, row, layer, &name, err);
         }
     }
-    if (st == MLA_OK && m->cfg.mla.layout != MLA_LAYOUT_NONE) st = mla_bind_factors(m, err);
+    if (st == MLA_OK && m->cfg.mla.layout == MLA_LAYOUT_SHARED) st = mla_bind_shared(m, err);
+    else if (st == MLA_OK && m->cfg.mla.layout != MLA_LAYOUT_NONE) st = mla_bind_factors(m, err);
     if (st == MLA_OK) st = mla_bind_kv_scales(m, err);
     if (st == MLA_OK) st = refuse_surplus(m, err);
     mla_str_free(&name);

@@ -37,17 +37,18 @@ typedef struct {
     bool interleaved_pairs;       /* deepseek rope_interleave: pairs (2i, 2i+1) in the stored rows */
 } mla_rope_config;
 
-typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUT_P, MLA_LAYOUTS } mla_layout; /* MLA_LAYOUTS: how many there are */
+/* MLA_LAYOUTS: how many there are */
+typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUT_P, MLA_LAYOUT_SHARED, MLA_LAYOUTS } mla_layout;
 const char *mla_layout_name(mla_layout l);                /* as files and options spell it: "none", "n", "rebuild" */
 bool mla_layout_parse(const char *s, mla_layout *out);    /* the layouts of a retrofit; not "none" */
-/* "n, rebuild": every layout of a retrofit, for messages. */
-#define MLA_LAYOUT_LIST "n, rebuild, p"
+/* Every layout of a retrofit, for messages. */
+#define MLA_LAYOUT_LIST "n, rebuild, p, shared-rotary"
 
 typedef struct { /* config.json "mla": how the attention of a retrofit is cached; docs/format-factors.md */
     mla_layout layout;
     size_t groups;                /* 1 = MLA, g = GLA-g */
     size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
-    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild) */
+    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild), R * rot (shared) */
     mla_dtype dtype;              /* of encoder and decoder: MLA_BF16 or MLA_F32 */
     char *factors_file;           /* relative path */
     unsigned char factors_sha256[32];

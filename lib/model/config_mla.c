@@ -8,7 +8,7 @@
 #include "model/config_parts.h"
 #include "model/factors.h"
 
-static bool parse_hex(const char *s, unsigned char *out, size_t n)
+bool mla_parse_hex(const char *s, unsigned char *out, size_t n)
 {
     static const char DIGIT[] = "0123456789abcdef";
     if (strlen(s) != 2 * n) return false;
@@ -108,13 +108,14 @@ static void read_block(block *bl, mla_config *c)
     if (!mla_path_is_safe_relative(file) || !mla_ends_with(file, ".safetensors"))
         mla_rd_fail(b, MLA_EFORMAT, key(bl, "factors_file"), "expected the name of a .safetensors file in this folder, found \"%s\"",
                     mla_printable(file, q, sizeof q));
-    if (!parse_hex(hex, m->factors_sha256, 32))
+    if (!mla_parse_hex(hex, m->factors_sha256, 32))
         mla_rd_fail(b, MLA_EFORMAT, key(bl, "factors_sha256"), "expected 64 lowercase hex digits, found \"%s\"", mla_printable(hex, q, sizeof q));
     m->factors_file = mla_rd_dup(b, file);
 }
 
 void mla_config_read_mla(mla_rd *root, mla_rd *text, mla_config *c, bool retro)
 {
+    if (mla_config_read_shared(text, c, retro)) return;
     const mla_jv *in_text = mla_rd_obj(text, "mla"), *in_root = root->obj == text->obj ? NULL : mla_rd_obj(root, "mla");
     bool old_text = mla_rd_get(text, "mvla_ranks"), old_root = root->obj != text->obj && mla_rd_get(root, "mvla_ranks");
     char where[64];

@@ -25,6 +25,10 @@ double mla_yarn_mscale(double scale, double mscale);
 
 /* The "mla" block of the text config or the root (config_mla.c); retro: the architecture is a retrofit's. */
 void mla_config_read_mla(mla_rd *root, mla_rd *text, mla_config *c, bool retro);
+/* shared_mla of the text config (config_shared.c); false: there is none, and nothing was done. */
+bool mla_config_read_shared(mla_rd *text, mla_config *c, bool retro);
+/* 2n lowercase hex digits; false otherwise. */
+bool mla_parse_hex(const char *s, unsigned char *out, size_t n);
 /* quantization_config (config_mla.c). */
 void mla_config_read_quant(mla_rd *root, mla_rd *text, mla_config *c);
 

@@ -10,6 +10,7 @@ mla_status mla_factors_dims(const mla_config *c, mla_layout layout, size_t group
 {
     if (c->family == MLA_FAM_DEEPSEEK) return mla_fail(err, MLA_EINVAL, "%s is MLA already: nothing to factor", c->architecture);
     if (layout == MLA_LAYOUT_NONE || layout >= MLA_LAYOUTS) return mla_fail(err, MLA_EINVAL, "layout %d has no factors", (int)layout);
+    if (layout == MLA_LAYOUT_SHARED) return mla_fail(err, MLA_EINVAL, "layout shared-rotary: its factors stand in a file of their own (text_config.shared_mla)");
     if (groups == 0 || c->kv_heads % groups) return mla_fail(err, MLA_EINVAL, "groups: %zu does not divide %zu KV heads", groups, c->kv_heads);
     size_t d_key = layout == MLA_LAYOUT_REBUILD ? c->head_dim : c->head_dim - c->rope.rot;
     *n = c->kv_heads / groups * (d_key + c->head_dim);

@@ -2,8 +2,10 @@
 #include <string.h>
 
 #include "model/config.h"
+#include "model/shared.h"
 
-static const char *const NAME[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild", [MLA_LAYOUT_P] = "p"};
+static const char *const NAME[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild", [MLA_LAYOUT_P] = "p",
+                                   [MLA_LAYOUT_SHARED] = "shared-rotary"};
 _Static_assert(sizeof NAME / sizeof *NAME == MLA_LAYOUTS, "a name for every layout");
 
 const char *mla_layout_name(mla_layout l) { return (unsigned)l < MLA_LAYOUTS ? NAME[l] : "?"; }
@@ -30,6 +32,7 @@ mla_status mla_layout_fits(const mla_config *c, mla_layout l, mla_err *err)
     if ((l == MLA_LAYOUT_N || l == MLA_LAYOUT_P) && c->rope.rot == c->head_dim)
         return mla_fail(err, MLA_EINVAL, "layout %s needs key dims without rotation; this model rotates all %zu: use layout rebuild", mla_layout_name(l),
                         c->head_dim);
+    if (l == MLA_LAYOUT_SHARED) return mla_shared_fits(c, err);
     if (l == MLA_LAYOUT_P && !c->qk_norm)
         return mla_fail(err, MLA_EINVAL, "layout p moves the norm of the keys into a divisor; %s has no QK-norm, so nothing is left to divide by: "
                         "layout n caches the same without divisors", c->architecture);

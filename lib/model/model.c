@@ -129,6 +129,7 @@ void mla_model_close(mla_model *m)
     mla_config_free(&m->cfg);
     mla_ckpt_close(m->ckpt);
     mla_gguf_close(m->gguf);
+    mla_st_close(m->shared);
     mla_json_free(m->json);
     mla_json_free(m->hf_quant);
     mla_qconfig_free(m->qcfg);
@@ -151,6 +152,7 @@ uint64_t mla_model_stored_bytes(const mla_model *m)
     uint64_t sum = 0; /* cannot wrap: disjoint spans of mapped files */
     for (size_t i = 0; m->ckpt && i < mla_ckpt_count(m->ckpt); i++) sum += mla_ckpt_at(m->ckpt, i)->nbytes;
     for (size_t i = 0; m->gguf && i < mla_gguf_count(m->gguf); i++) sum += mla_gguf_at(m->gguf, i)->nbytes;
+    for (size_t i = 0; m->shared && i < mla_st_count(m->shared); i++) sum += mla_st_at(m->shared, i)->nbytes;
     return sum;
 }
 

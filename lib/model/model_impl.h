@@ -20,6 +20,7 @@ struct mla_model {
     mla_config cfg;
     mla_ckpt *ckpt;
     mla_gguf *gguf;
+    mla_st *shared;        /* factor file of the shared-rotary layout, else NULL */
     mla_json *json;
     mla_json *hf_quant;    /* hf_quant_config.json where config.json has no quantization_config; else NULL */
     mla_qconfig *qcfg;     /* folders: what the config says of each module */
@@ -44,6 +45,7 @@ mla_status mla_claim(mla_model *m, const char *name, mla_err *err);
 mla_status mla_bind_hf(mla_model *m, mla_err *err);       /* bind_hf.c */
 mla_status mla_bind_gguf(mla_model *m, mla_err *err);     /* bind_gguf.c */
 mla_status mla_bind_factors(mla_model *m, mla_err *err);  /* factors_read.c: checks shapes, claims names */
+mla_status mla_bind_shared(mla_model *m, mla_err *err);   /* shared_read.c: opens and checks the factor file, settles ranks */
 mla_status mla_bind_kv_scales(mla_model *m, mla_err *err);/* kv_scale.c: reads values, claims names */
 /* quantization_config of a config document, at the root or in text_config; NULL: none. */
 const mla_jv *mla_quant_object(const mla_jv *root);

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "io/sha256.h"
 #include "model/arch.h"
+#include "model/shared.h"
 #include "model/writer_impl.h"
 
 mla_jv *mla_writer_text_config(const mla_json *doc)
@@ -17,14 +18,33 @@ static mla_status no_memory(mla_err *err) { return mla_fail(err, MLA_ENOMEM, "co
 
 static mla_status check_ranks(const mla_config *c, const mla_retrofit_config *r, mla_err *err)
 {
-    size_t n;
-    mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
+    size_t n = c->hidden;
+    mla_status st = r->layout == MLA_LAYOUT_SHARED ? mla_shared_fits(c, err) : mla_factors_dims(c, r->layout, r->groups, &n, err);
     for (size_t l = 0; st == MLA_OK && l < c->layers; l++) {
         size_t lo = c->layer_kind[l] == MLA_LAYER_FULL ? r->groups : 0, hi = lo ? r->groups * n : 0;
         if (r->rank[l] < lo || r->rank[l] > hi || r->rank[l] % r->groups)
             st = mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu, expected a multiple of %zu from %zu to %zu", l, r->rank[l], r->groups, lo, hi);
     }
     return st;
+}
+
+static size_t rotary_width(const mla_config *c, const mla_retrofit_config *r)
+{
+    return r->layout == MLA_LAYOUT_SHARED ? r->rotary_width : mla_layout_rotary(c, r->layout);
+}
+
+/* Shared-rotary: the plugin's own block, and its names where it can serve the model. */
+static mla_status set_shared(mla_json *doc, const mla_model *base, const mla_retrofit_config *r, mla_err *err)
+{
+    char hex[65];
+    mla_jv *b = mla_jv_set_obj(mla_writer_text_config(doc), "shared_mla"), *arch;
+    mla_hex(r->factors_sha256, 32, hex);
+    bool ok = mla_jv_set_str(b, "artifact", r->factors_file) && mla_jv_set_str(b, "artifact_sha256", hex);
+    if (ok && mla_shared_servable(base, r->rotary_width / mla_model_config(base)->rope.rot, NULL)) {
+        arch = mla_jv_set_arr(mla_json_root(doc), "architectures");
+        ok = mla_jv_add_str(arch, MLA_ARCH_SABI) && mla_jv_set_str(mla_json_root(doc), "model_type", MLA_TYPE_SABI);
+    }
+    return ok ? MLA_OK : no_memory(err);
 }
 
 /* The retrofit's keys: in an object "mla", or in the older spelling one by one (ranks by layer, "latent_groups"). */
@@ -45,7 +65,7 @@ static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_
         if (!r->old_names) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
         else if (r->rank[l]) ok = mla_jv_set_size(ranks, name, r->rank[l]);
     }
-    ok = ok && mla_jv_set_size(b, k[4], mla_layout_rotary(c, r->layout)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
+    ok = ok && mla_jv_set_size(b, k[4], rotary_width(c, r)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
          mla_jv_set_str(b, k[6], r->factors_file) && mla_jv_set_str(b, k[7], hex);
     return ok ? MLA_OK : no_memory(err);
 }
@@ -86,6 +106,7 @@ static mla_status retrofit(mla_json *doc, const mla_model *base, const mla_retro
     mla_free(name);
     drop_kv_scheme(doc, c);
     if (st == MLA_OK) st = mla_writer_extend_quant(doc, base, r, err);
+    if (st == MLA_OK && r->layout == MLA_LAYOUT_SHARED) st = set_shared(doc, base, r, err);
     return st == MLA_OK ? set_block(mla_writer_text_config(doc), c, r, err) : st;
 }
 

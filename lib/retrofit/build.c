@@ -14,7 +14,9 @@
 #include "retrofit/merge.h"
 #include "retrofit/nested.h"
 #include "retrofit/prefix.h"
+#include "retrofit/ranks.h"
 #include "retrofit/receipt.h"
+#include "retrofit/shared_graft.h"
 #include "retrofit/stats_file.h"
 #include "retrofit/workdir.h"
 
@@ -119,6 +121,27 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
     return st;
 }
 
+static mla_status fit_shared(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const char *dir, mla_err *err)
+{
+    mla_shared_fit_opts fo = {.rows = {.model = in->model, .be = o->be, .precision = o->precision, .stream_layers = o->stream_layers,
+                                       .row_tokens = out->recipe.row_tokens, .dir = dir, .log = o->log},
+                              .pool = o->pool, .recipe = &out->recipe, .fit = in->fit, .held = in->held, .n_fit = in->n_fit, .n_held = in->n_held};
+    const char *why;
+    mla_status st = mla_dir_make(dir, err);
+    if (st == MLA_OK) st = mla_shared_fit_all(&out->shared, &fo, err);
+    if (st == MLA_OK && !mla_shared_servable(in->model, out->shared.keys, &why))
+        mla_info(o->log, "the plugin that serves such files cannot take this model: %s", why);
+    return st;
+}
+
+static mla_status graft_any(const mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const char *dir, mla_err *err)
+{
+    char source[65];
+    if (out->recipe.layout != MLA_LAYOUT_SHARED) return mla_graft(dir, in->model, &out->f, out->recipe.old_names, o->log, err);
+    mla_hex(fit->corpus_digest, 32, source);
+    return mla_shared_graft(dir, in->model, &out->shared, source, o->log, err);
+}
+
 /* src: the factors file of a graft; NULL: solved here. */
 static mla_status finish(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const mla_factor_source *src,
                          mla_workdir *w, mla_err *err)
@@ -127,7 +150,8 @@ static mla_status finish(mla_build_result *out, const mla_build_opts *o, const m
     engine_text(engine, sizeof engine, o);
     mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
                               .source = src, .computed_with = engine};
-    mla_status st = mla_graft(w->partial, in->model, &out->f, out->recipe.old_names, o->log, err);
+    if (out->shared.layers) rc.shared = &out->shared;
+    mla_status st = graft_any(out, o, in, fit, w->partial, err);
     if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
     if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
     if (st == MLA_OK) st = mla_workdir_finish(w, err);
@@ -138,6 +162,8 @@ static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_
 {
     size_t rank, n;
     const mla_config *c = mla_model_config(in->model);
+    *yes = false;
+    if (r->layout == MLA_LAYOUT_SHARED) return mla_shared_rank(&rank, c, r->rotary_keys, r->budget, err);
     mla_status st = mla_recipe_rank(&rank, r, c, err);
     if (st == MLA_OK) st = mla_factors_dims(c, r->layout, r->groups, &n, err);
     if (st == MLA_OK) *yes = rank == n * r->groups;
@@ -176,6 +202,11 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     if (st == MLA_OK && lossless) {
         mla_info(o->log, "full rank: exact factors, no statistics needed");
         st = mla_factorize_identity(&out->f, in.model, &out->recipe, err);
+    } else if (st == MLA_OK && out->recipe.layout == MLA_LAYOUT_SHARED) {
+        if (o->stats) st = mla_fail(err, MLA_EINVAL, "layout shared-rotary is fitted on text itself, not on statistics of other layouts");
+        if (st == MLA_OK) st = fit_shared(out, o, &in, w.work, err);
+        fit.tokens = (double)in.n_fit;
+        memcpy(fit.corpus_digest, in.fit_digest, 32);
     } else if (st == MLA_OK) {
         st = statistics(&fit, &held, o, &in, &out->recipe, w.work, err);
         if (st == MLA_OK) mla_info(o->log, "solving %zu layers", fit.layers);
@@ -190,7 +221,17 @@ mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *er
     return st;
 }
 
-void mla_build_result_free(mla_build_result *r) { mla_factorization_free(&r->f); }
+void mla_build_result_free(mla_build_result *r)
+{
+    mla_factorization_free(&r->f);
+    mla_shared_fit_free(&r->shared);
+}
+
+static mla_status one_step_only(const mla_recipe *r, mla_err *err)
+{
+    if (r->layout != MLA_LAYOUT_SHARED) return MLA_OK;
+    return mla_fail(err, MLA_EINVAL, "layout shared-rotary is fitted on text itself, layer by layer: use mla-retrofit build");
+}
 
 mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_err *err)
 {
@@ -198,6 +239,7 @@ mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_e
     mla_inputs in = {0};
     mla_stats fit = {0};
     mla_status st = mla_inputs_open_base(&in, &r, &o->in, err);
+    if (st == MLA_OK) st = one_step_only(&r, err);
     if (st == MLA_OK) st = mla_inputs_read_text(&in, &r, &o->in, err);
     if (st == MLA_OK) {
         mla_gather_opts g = gather_opts(o, &in, &r, NULL, false);
@@ -217,6 +259,7 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     mla_inputs in = {0};
     mla_stats sum = {0}, held = {0};
     mla_status st = mla_inputs_open_base(&in, &out->recipe, &o->in, err);
+    if (st == MLA_OK) st = one_step_only(&out->recipe, err);
     if (st == MLA_OK) st = mla_stats_read_all(&sum, stats, n_stats, mla_model_config(in.model), out->recipe.layout, o->pool, err);
     if (st == MLA_OK && o->held_stats) st = mla_stats_read(&held, o->held_stats, err);
     if (st == MLA_OK) settle_text_steps(&out->recipe, &in, false, NULL);

@@ -10,6 +10,7 @@
 #include "retrofit/factorize.h"
 #include "retrofit/inputs.h"
 #include "retrofit/recipe.h"
+#include "retrofit/shared_fit.h"
 
 typedef struct {
     mla_input_opts in;
@@ -30,6 +31,7 @@ typedef struct {
 
 typedef struct {
     mla_factorization f;
+    mla_shared_fit shared;      /* layout shared-rotary, instead of f: layers > 0 */
     mla_recipe recipe;          /* resolved */
     unsigned char root[32];
 } mla_build_result;

@@ -82,7 +82,9 @@ static mla_status read_corpora(mla_inputs *in, const mla_recipe *r, const mla_in
     digest_ids(in->fit_digest, in->fit, in->n_fit);
     digest_ids(in->held_digest, in->held, in->n_held);
     size_t n;
-    if ((st = mla_factors_dims(mla_model_config(in->model), r->layout, 1, &n, err)) != MLA_OK) return st;
+    const mla_config *cfg = mla_model_config(in->model);
+    if (r->layout == MLA_LAYOUT_SHARED) n = 2 * cfg->kv_heads * cfg->head_dim;
+    else if ((st = mla_factors_dims(cfg, r->layout, 1, &n, err)) != MLA_OK) return st;
     if (in->n_fit < 10 * n) {
         if (!o->force)
             return mla_fail(err, MLA_EINVAL,

@@ -2,8 +2,22 @@
 #include "retrofit/plan.h"
 
 #include "model/factors.h"
+#include "model/shared.h"
 #include "retrofit/metric.h"
+#include "retrofit/ranks.h"
 #include "retrofit/refine.h"
+#include "retrofit/shared_rows.h"
+
+/* What the same bytes per token buy with every number of shared rotary keys, and with exact ones (layout n). */
+static void price(mla_plan *p, const mla_config *c)
+{
+    mla_err none = {0};
+    size_t G = c->kv_heads, rot = c->rope.rot;
+    if (mla_shared_fits(c, &none) != MLA_OK) return;
+    if (p->cached_values > G * rot) p->price[p->n_price++] = (mla_plan_price){.rotary = G * rot, .latent = p->cached_values - G * rot};
+    for (size_t R = 1; R <= G && p->n_price < MLA_PLAN_PRICES; R++)
+        if (p->cached_values > R * rot) p->price[p->n_price++] = (mla_plan_price){.keys = R, .rotary = R * rot, .latent = p->cached_values - R * rot};
+}
 
 mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, mla_err *err)
 {
@@ -11,11 +25,13 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     *p = (mla_plan){.full_layers = mla_config_full_layers(c), .groups = r->groups};
     p->linear_layers = c->layers - p->full_layers;
     size_t n, G = c->kv_heads, d = c->head_dim, H = c->heads;
-    mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
-    if (st == MLA_OK) st = mla_recipe_rank(&p->rank, r, c, err);
+    bool shared = r->layout == MLA_LAYOUT_SHARED;
+    mla_status st = shared ? mla_shared_rank(&p->rank, c, r->rotary_keys, r->budget, err) : mla_factors_dims(c, r->layout, r->groups, &n, err);
+    if (st == MLA_OK && !shared) st = mla_recipe_rank(&p->rank, r, c, err);
     if (st != MLA_OK) return st;
-    p->features = n * r->groups;
-    p->rotary_values = mla_layout_rotary(c, r->layout);
+    if (shared) n = 2 * G * d;
+    p->features = shared ? 0 : n * r->groups;
+    p->rotary_values = shared ? r->rotary_keys * c->rope.rot : mla_layout_rotary(c, r->layout);
     p->divisors = mla_layout_divisors(c, r->layout);
     p->base_values = 2 * G * d;
     p->cached_values = p->rank + p->rotary_values + p->divisors;
@@ -23,17 +39,21 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     p->kv_bytes = 2ull * p->cached_values * p->full_layers;
     uint64_t bytes = r->factors_dtype == MLA_FACTORS_BF16 ? 2 : 4; /* auto: the larger */
     p->factor_bytes = p->full_layers * ((uint64_t)p->rank * n * 2 * bytes + (uint64_t)p->features * 4);
+    if (shared) p->factor_bytes = mla_shared_file_bytes(c, p->rank, r->rotary_keys);
     p->base_bytes = mla_model_stored_bytes(m);
+    price(p, c);
     size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_REBUILD ? d : d - c->rope.rot) + d), dk = all / G - d;
     mla_metric_blocks(H, G, d, &blocks, &dim);
     uint64_t gate = c->attn_gate ? (uint64_t)blocks * dim * dim : 0;
-    p->stats_bytes = 8 * p->full_layers * ((uint64_t)all * all + 2 * all + (uint64_t)G * dk * dk + (uint64_t)H * H + gate);
+    uint64_t wide = c->hidden + 2 * (uint64_t)G * d; /* shared-rotary: one layer at a time */
+    p->stats_bytes = shared ? 8 * (wide * wide + 2 * (uint64_t)H * d * d + (uint64_t)c->hidden * c->hidden + 3ull * n * c->hidden) : 8 * p->full_layers * ((uint64_t)all * all + 2 * all + (uint64_t)G * dk * dk + (uint64_t)H * H + gate);
     uint64_t params = (uint64_t)c->vocab * c->hidden * (c->tied ? 1 : 2) +
                       (uint64_t)c->layers * (3ull * c->hidden * c->intermediate + 2ull * c->hidden * H * d + 2ull * c->hidden * G * d);
     uint64_t row = (uint64_t)r->row_tokens * (c->hidden * 6ull + c->intermediate * 3ull) * 4 + (uint64_t)r->row_tokens * r->row_tokens * H * 4;
     p->peak_bytes = params * 4 + 2 * p->stats_bytes + row;
-    if (r->refine_steps && p->rank < p->features)
+    if (!shared && r->refine_steps && p->rank < p->features)
         p->work_bytes = p->full_layers * (uint64_t)mla_rows_bytes(c, r->layout, r->row_tokens) * (r->refine_tokens / r->row_tokens + MLA_REFINE_HELD);
+    if (shared) p->work_bytes = (uint64_t)r->calibration_tokens * p->full_layers * mla_shared_row_bytes(c);
     p->disk_new_bytes = p->factor_bytes + (mla_model_gguf(m) ? params * 4 : 0);
     p->forward_flops = 2.0 * (double)params * (double)r->calibration_tokens;
     return MLA_OK;
@@ -60,6 +80,14 @@ void mla_plan_to_json(const mla_plan *p, const mla_recipe *r, mla_jv *o)
     mla_jv_set_size(o, "work_disk_bytes", p->work_bytes);
     mla_jv_set_size(o, "new_disk_bytes", p->disk_new_bytes);
     mla_jv_set_f64(o, "forward_flops", p->forward_flops);
+    mla_jv *list = p->n_price ? mla_jv_set_arr(o, "at_equal_bytes") : NULL;
+    for (size_t i = 0; i < p->n_price; i++) {
+        mla_jv *e = mla_jv_add_obj(list);
+        mla_jv_set_str(e, "layout", mla_layout_name(p->price[i].keys ? MLA_LAYOUT_SHARED : MLA_LAYOUT_N));
+        if (p->price[i].keys) mla_jv_set_size(e, "rotary_keys", p->price[i].keys);
+        mla_jv_set_size(e, "rotary_values", p->price[i].rotary);
+        mla_jv_set_size(e, "latent_values", p->price[i].latent);
+    }
 }
 
 void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
@@ -67,7 +95,8 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
     char a[32], b[32];
     mla_str_printf(s, "layout                 %s, %zu group%s\n", mla_layout_name(r->layout), r->groups, r->groups == 1 ? "" : "s");
     mla_str_printf(s, "attention layers       %zu full, %zu other\n", p->full_layers, p->linear_layers);
-    mla_str_printf(s, "rank                   %zu of %zu (lossless), per token and layer\n", p->rank, p->features);
+    if (p->features) mla_str_printf(s, "rank                   %zu of %zu (lossless), per token and layer\n", p->rank, p->features);
+    else mla_str_printf(s, "rank                   %zu, per token and layer; no rank is lossless here\n", p->rank);
     if (r->rank_set.n) {
         mla_str_put(s, "ranks of layers        from ");
         for (size_t i = 0; i < r->rank_set.n; i++) mla_str_printf(s, "%s%zu", i ? ", " : "", r->rank_set.rank[i]);
@@ -86,4 +115,10 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
     mla_str_printf(s, "memory, about          %s with resident f32 weights\n", mla_bytes_text(a, sizeof a, (double)p->peak_bytes));
     mla_str_printf(s, "calibration            up to %zu tokens, %.3g TFLOP; at 0.2 TFLOP/s about %.0f s\n", r->calibration_tokens,
                    p->forward_flops / 1e12, p->forward_flops / 0.2e12);
+    if (p->n_price) mla_str_printf(s, "\nthe same %zu values per token and layer as       rotary   latent\n", p->cached_values);
+    for (size_t i = 0; i < p->n_price; i++) {
+        const mla_plan_price *e = &p->price[i];
+        if (!e->keys) mla_str_printf(s, "  n: exact rotary keys of every KV head       %8zu %8zu\n", e->rotary, e->latent);
+        else mla_str_printf(s, "  shared-rotary, %zu key%s per frequency%s        %8zu %8zu\n", e->keys, e->keys == 1 ? "" : "s", e->keys == 1 ? " " : "", e->rotary, e->latent);
+    }
 }

@@ -10,9 +10,16 @@
 #include "model/model.h"
 #include "retrofit/recipe.h"
 
+#define MLA_PLAN_PRICES 9
+
+typedef struct { /* one way to spend the planned values per token and layer */
+    size_t keys;                        /* shared rotary keys per frequency; 0: layout n, exact rotary keys */
+    size_t rotary, latent;
+} mla_plan_price;
+
 typedef struct {
     size_t full_layers, linear_layers;
-    size_t rank, features, groups;      /* latent values per token and layer, lossless count, groups */
+    size_t rank, features, groups;      /* latent values per token and layer, lossless count (0: none is), groups */
     size_t rotary_values, divisors;     /* cached beside the latent, per token and layer */
     size_t base_values, cached_values;  /* per token and layer */
     uint64_t base_kv_bytes, kv_bytes;   /* per token over all layers, bf16 */
@@ -22,6 +29,8 @@ typedef struct {
     uint64_t peak_bytes;                /* estimate: weights as held + sums + activations of a row */
     uint64_t work_bytes;                /* on disk while building: activations recorded for refinement */
     uint64_t disk_new_bytes;            /* when shards can be linked */
+    mla_plan_price price[MLA_PLAN_PRICES]; /* models with partial rotation: layouts n and shared-rotary at the same bytes */
+    size_t n_price;
     double forward_flops;               /* of the calibration pass */
 } mla_plan;
 

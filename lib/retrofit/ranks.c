@@ -7,13 +7,11 @@
 #include "base/alloc.h"
 #include "base/ckd.h"
 
-mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err)
+/* Latent values beside `rotary` others (divisors counted); at most `full`, a multiple of groups. */
+static mla_status rank_of(size_t *out, const mla_config *c, double rotary, double full, size_t groups, mla_budget b, mla_err *err)
 {
-    size_t n, layers = mla_config_full_layers(c);
-    mla_status st = mla_factors_dims(c, layout, groups, &n, err);
-    if (st != MLA_OK) return st;
+    size_t layers = mla_config_full_layers(c);
     double base = 2.0 * (double)c->kv_heads * (double)c->head_dim;
-    double rotary = (double)(mla_layout_rotary(c, layout) + mla_layout_divisors(c, layout)); /* and divisors: beside the latent */
     int given = (b.keep > 0) + (b.rank > 0) + (b.kv_bytes > 0);
     if (given != 1) return mla_fail(err, MLA_EINVAL, "give exactly one of --keep, --rank and --kv-bytes");
     double values; /* latent values per token and layer */
@@ -23,8 +21,6 @@ mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout,
         if (b.keep > 1) return mla_fail(err, MLA_EINVAL, "--keep %g: a fraction in (0, 1]", b.keep);
         values = floor(b.keep * base + 1e-9) - rotary;
     }
-    double full = (double)(n * groups);
-    if (b.keep == 1) values = full;
     if (b.rank && values > full) return mla_fail(err, MLA_EINVAL, "--rank %zu: the lossless rank of this layout is %.0f", b.rank, full);
     if (values > full) values = full;
     if (values < (double)groups)
@@ -33,6 +29,23 @@ mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout,
     *out = (size_t)values / groups * groups;
     if (b.rank && *out != b.rank) return mla_fail(err, MLA_EINVAL, "--rank %zu: not a multiple of %zu groups", b.rank, groups);
     return MLA_OK;
+}
+
+mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err)
+{
+    size_t n;
+    mla_status st = mla_factors_dims(c, layout, groups, &n, err);
+    double beside = (double)(mla_layout_rotary(c, layout) + mla_layout_divisors(c, layout));
+    if (st == MLA_OK && b.keep == 1 && !b.rank && !b.kv_bytes) b = (mla_budget){.rank = n * groups}; /* lossless, divisors or not */
+    return st == MLA_OK ? rank_of(out, c, beside, (double)(n * groups), groups, b, err) : st;
+}
+
+mla_status mla_shared_rank(size_t *out, const mla_config *c, size_t R, mla_budget b, mla_err *err)
+{
+    size_t most = 2 * c->kv_heads * c->head_dim;
+    if (most > c->hidden) most = c->hidden;
+    if (b.rank > most) return mla_fail(err, MLA_EINVAL, "--rank %zu: layout shared-rotary has use for at most %zu latent values here", b.rank, most);
+    return rank_of(out, c, (double)(R * c->rope.rot), (double)most, 1, b, err);
 }
 
 size_t mla_rank_min(size_t uniform, size_t groups) { return uniform < 4 * groups ? groups : 4 * groups; }

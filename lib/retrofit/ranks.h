@@ -34,6 +34,8 @@ MLA_CHECKED mla_status mla_rank_in_set(size_t *out, const mla_rank_set *set, siz
 /* The members that lose least, sum over layers of eta_l tail_l(rank), with `budget` values over all layers: exact. */
 MLA_CHECKED mla_status mla_rank_allocate_set(size_t *rank, const mla_solution *s, size_t layers, const double *eta, size_t budget,
                                              const mla_rank_set *set, mla_err *err);
+/* mla_rank_uniform for layout shared-rotary with R shared rotary keys; at most as many latent values as keys and values have. */
+MLA_CHECKED mla_status mla_shared_rank(size_t *out, const mla_config *c, size_t R, mla_budget b, mla_err *err);
 
 /* Least rank of a layer when `uniform` on average is spread unevenly. */
 size_t mla_rank_min(size_t uniform, size_t groups);

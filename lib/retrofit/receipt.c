@@ -41,7 +41,7 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
     mla_jv_set_str(tool, "computed_with", c->computed_with);
     mla_recipe_to_json(c->recipe, mla_jv_set_obj(o, "recipe"));
     if (c->recipe->balance_scan) mla_jv_set_f64(o, "balance_chosen", c->f->balance);
-    mla_jv_set_str(o, "factors_stored_as", c->f->f32 ? "float32" : "bfloat16");
+    mla_jv_set_str(o, "factors_stored_as", c->shared || c->f->f32 ? "float32" : "bfloat16");
     mla_jv *base = mla_jv_set_obj(o, "base");
     mla_status st = mla_manifest_to_json(&c->in->base_files, base, err);
     if (st != MLA_OK) return st;
@@ -54,7 +54,8 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
         mla_jv_set_str(cal, "held_out_from", c->in->held_from);
     }
     if (c->source) put_source(mla_jv_set_obj(o, "factors_source"), c);
-    mla_factorization_to_json(c->f, mla_jv_set_arr(o, "layers"));
+    if (c->shared) mla_shared_fit_to_json(c->shared, mla_jv_set_arr(o, "layers"));
+    else mla_factorization_to_json(c->f, mla_jv_set_arr(o, "layers"));
     return mla_manifest_to_json(m, o, err);
 }
 

@@ -6,11 +6,13 @@
 #include "base/log.h"
 #include "retrofit/factorize.h"
 #include "retrofit/inputs.h"
+#include "retrofit/shared_fit.h"
 
 typedef struct {
     const mla_inputs *in;
     const mla_recipe *recipe;
     const mla_factorization *f;
+    const mla_shared_fit *shared;        /* layout shared-rotary, instead of f */
     double tokens;                       /* statistics were summed over */
     const unsigned char *stats_digest;   /* corpus digest recorded in the statistics */
     const mla_factor_source *source;     /* of a graft: what the factors were taken from; else NULL */

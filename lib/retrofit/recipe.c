@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "model/shared.h"
+
 mla_recipe mla_recipe_default(void)
 {
     return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512,
@@ -131,6 +133,7 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
         r->old_names = !strcmp(s, "mvla");
         return MLA_OK;
     }
+    if (!strcmp(k, "rotary_keys")) return mla_jv_size(v, &r->rotary_keys) && r->rotary_keys ? MLA_OK : bad(k, "a positive integer", v, err);
     return mla_fail(err, MLA_EFORMAT, "%s: unknown field", k);
 }
 
@@ -146,6 +149,25 @@ mla_status mla_recipe_read(mla_recipe *r, const char *path, mla_err *err)
     return st == MLA_OK ? st : mla_wrap(err, "recipe %s", path);
 }
 
+/* What the shared-rotary file cannot hold, with the reason. */
+static mla_status resolve_shared(mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    if (r->rotary_keys == 0) r->rotary_keys = 1;
+    if (r->rotary_keys > c->kv_heads)
+        return mla_fail(err, MLA_EINVAL, "rotary_keys %zu: at most one per KV head, %zu", r->rotary_keys, c->kv_heads);
+    if (r->rank_set.n || r->old_names) return mla_fail(err, MLA_EINVAL, "a rank set and names mvla are not for layout shared-rotary");
+    if (r->groups != 1) return mla_fail(err, MLA_EINVAL, "groups %zu: layout shared-rotary has one latent for all heads", r->groups);
+    if (r->allocation == MLA_ALLOC_SPECTRUM || r->allocation == MLA_ALLOC_PROBE)
+        return mla_fail(err, MLA_EINVAL, "allocation %s: a shared-rotary file has one rank for all layers", ALLOC[r->allocation]);
+    if (r->factors_dtype == MLA_FACTORS_BF16) return mla_fail(err, MLA_EINVAL, "factors_dtype bfloat16: a shared-rotary file holds f32");
+    if (r->objective != MLA_OBJ_OURS) return mla_fail(err, MLA_EINVAL, "objective %s: not for layout shared-rotary", mla_objective_name(r->objective));
+    if (r->balance_scan) return mla_fail(err, MLA_EINVAL, "balance scan: not for layout shared-rotary, whose refinement moves keys and values together");
+    r->factors_dtype = MLA_FACTORS_F32;
+    r->allocation = MLA_ALLOC_UNIFORM;
+    if (r->balance == 0) r->balance = 1;
+    return MLA_OK;
+}
+
 mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
 {
     if (c->mla.layout != MLA_LAYOUT_NONE) return mla_fail(err, MLA_EUNSUPPORTED, "the base is a retrofit already (layout %s)", mla_layout_name(c->mla.layout));
@@ -153,7 +175,11 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     if (mla_config_full_layers(c) == 0) return mla_fail(err, MLA_EUNSUPPORTED, "the base has no full-attention layer");
     if (r->layout == MLA_LAYOUT_NONE) r->layout = c->rope.rot < c->head_dim ? MLA_LAYOUT_N : MLA_LAYOUT_REBUILD;
     mla_status st = mla_layout_fits(c, r->layout, err);
+    if (st == MLA_OK && r->layout == MLA_LAYOUT_SHARED) st = resolve_shared(r, c, err);
     if (st != MLA_OK) return st;
+    if (r->layout != MLA_LAYOUT_SHARED && r->rotary_keys)
+        return mla_fail(err, MLA_EINVAL, "rotary_keys %zu: layout %s caches its rotary keys as they are; the choice belongs to shared-rotary",
+                        r->rotary_keys, mla_layout_name(r->layout));
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
     if (r->objective != MLA_OBJ_OURS && (r->balance_scan || (r->balance != 0 && r->balance != 1)))
@@ -176,6 +202,7 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
 mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err)
 {
     if (r->balance == 0) r->balance = mla_recipe_balance(r->layout);
+    if (r->layout == MLA_LAYOUT_SHARED) return MLA_OK; /* one rank, none of a set */
     if (r->layout == MLA_LAYOUT_P && !r->rank_set.n) return mla_rank_set_default(&r->rank_set, c, r->layout, r->groups, err);
     return mla_rank_set_check(&r->rank_set, c, r->layout, r->groups, err);
 }
@@ -213,5 +240,6 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     if (r->allocation == MLA_ALLOC_PROBE) mla_jv_set_size(o, "allocation_rounds", r->allocation_rounds);
     mla_jv *f = mla_jv_set_obj(o, "refinement");
     mla_jv_set_size(f, "steps", r->refine_steps);
-    if (r->refine_steps) mla_jv_set_size(f, "tokens", r->refine_tokens);
+    if (r->refine_steps && r->layout != MLA_LAYOUT_SHARED) mla_jv_set_size(f, "tokens", r->refine_tokens); /* shared-rotary: all of them */
+    if (r->layout == MLA_LAYOUT_SHARED) mla_jv_set_size(o, "rotary_keys", r->rotary_keys);
 }

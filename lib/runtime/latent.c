@@ -123,9 +123,27 @@ mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err)
     return load_up(rt, l, &(up_rows){f->D, f->mu, f->n, m->dn, per * m->dn, m->dv}, err);
 }
 
+mla_status rt_shared_load(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    const mla_shared *s = &l->sh;
+    size_t w = s->R * s->rot, Hd = s->H * s->d;
+    l->lat.enc = mla_alloc(1, sizeof *l->lat.enc, 1);
+    l->sh_query = mla_alloc(s->H, sizeof *l->sh_query, 1);
+    if (!l->lat.enc || !l->sh_query) return mla_fail(err, MLA_ENOMEM, "latent of %zu heads", s->H);
+    RT_TRY(new_part(rt, &l->lat.enc[0], s->r, (part){s->E, s->r, 0, s->D, 1, s->D}, err));
+    RT_TRY(new_part(rt, &l->sh_key, w, (part){s->KR, w, 0, s->D, 1, s->D}, err));
+    for (size_t h = 0; h < s->H; h++) RT_TRY(new_part(rt, &l->sh_query[h], w, (part){s->Q2 + h * w * s->rot, w, 0, s->rot, 1, s->rot}, err));
+    /* K and V stand one after the other like the rows of a decoder; mu has only the second half */
+    return load_up(rt, l, &(up_rows){s->K, s->mu - Hd, 2 * Hd, s->d, Hd, s->d}, err);
+}
+
 void rt_latent_drop(mla_rt *rt, rt_layer *l)
 {
     rt_latent *lat = &l->lat;
+    for (size_t h = 0; l->sh_query && h < l->dim.H; h++) rt_lin_free(rt, &l->sh_query[h]);
+    mla_free(l->sh_query);
+    l->sh_query = NULL;
+    rt_lin_free(rt, &l->sh_key);
     for (size_t a = 0; a < l->dim.groups; a++) {
         if (lat->enc) rt_lin_free(rt, &lat->enc[a]);
         if (lat->key) rt_lin_free(rt, &lat->key[a]);

@@ -5,14 +5,8 @@
  * divides it by a number of its own. */
 #include "runtime/rt.h"
 
-typedef struct { /* y[t,h] = W[h / m] x[t,h]; heads of y and x stand yh and xh apart */
-    const rt_lin *w;  /* (G) */
-    rt_rows y, x;
-    size_t yh, xh, G, m;
-} head_map;
-
 /* Rows are heads of one token, or tokens of one head, whichever needs fewer calls. */
-static mla_status per_head(mla_rt *rt, const head_map *a, size_t T, mla_err *err)
+mla_status rt_per_head(mla_rt *rt, const rt_head_map *a, size_t T, mla_err *err)
 {
     if (T <= a->m) {
         for (size_t t = 0; t < T; t++)
@@ -54,9 +48,10 @@ static mla_status expand(mla_rt *rt, const rt_layer *l, const rt_piece *p, mla_m
 }
 
 /* Keys for this piece's queries: q, k and the rotary part of the attention's arguments. */
-static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows q, mla_attn_args *at, mla_err *err)
+static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, const rt_qo *qo, mla_attn_args *at, mla_err *err)
 {
     const rt_dims *m = &l->dim;
+    rt_rows q = qo->q;
     bool rebuild = l->kind == RT_LATENT_REBUILD;
     mla_mem *xk, *xv = NULL;
     if (rebuild || p->expand) {
@@ -77,9 +72,9 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_
         mla_mem *a; /* (n, H, r) absorbed queries; layout P: (n, H, r + 1) with the mean's part of the logit last */
         size_t w = l->lat.key_t[0].out;
         RT_TRY(rt_scratch(rt, RT_S_A, p->n, m->H * w, &a, err));
-        head_map f = {.w = l->lat.key_t, .y = {a, m->H * w}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = w, .xh = m->d, .G = m->G,
+        rt_head_map f = {.w = l->lat.key_t, .y = {a, m->H * w}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = w, .xh = m->d, .G = m->G,
                       .m = m->H / m->G};
-        RT_TRY(per_head(rt, &f, p->n, err));
+        RT_TRY(rt_per_head(rt, &f, p->n, err));
         at->q = a;
         at->ldq = m->H * w;
         at->qh_stride = w;
@@ -90,9 +85,9 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_
     }
     if (m->divs) at->div = rt_divisors(rt, l, p->seq), at->divh = m->divs;
     if (!m->G2 || !m->rot) return MLA_OK;
-    at->q2 = mla_at(q.p, m->q_rot);
-    at->ldq2 = q.ld;
-    at->q2h_stride = m->d;
+    at->q2 = qo->q2.p ? qo->q2.p : mla_at(q.p, m->q_rot);
+    at->ldq2 = qo->q2.p ? qo->q2.ld : q.ld;
+    at->q2h_stride = qo->q2.p ? m->rot : m->d;
     at->k2 = rt_view(rt, l, p->seq, m->groups * m->r, m->rot, l->scale.v);
     at->k2h = m->G2;
     at->dk2 = m->rot;
@@ -103,7 +98,7 @@ mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt
 {
     const rt_dims *m = &l->dim;
     mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .T = p->n, .H = m->H, .pos0 = p->pos, .scale = m->scale};
-    RT_TRY(set_keys(rt, l, p, qo.q, &at, err));
+    RT_TRY(set_keys(rt, l, p, &qo, &at, err));
     if (p->expand) return RT_OP(rt, attention, &at, err);
     mla_mem *ol; /* (n, H, r) averaged latents */
     RT_TRY(rt_scratch(rt, RT_S_OL, p->n, m->H * m->r, &ol, err));
@@ -113,6 +108,6 @@ mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt
     at.vh = m->groups;
     at.dv = m->r;
     RT_TRY(RT_OP(rt, attention, &at, err));
-    head_map f = {.w = l->lat.val, .y = qo.o, .x = {ol, m->H * m->r}, .yh = m->dv, .xh = m->r, .G = m->G, .m = m->H / m->G};
-    return per_head(rt, &f, p->n, err);
+    rt_head_map f = {.w = l->lat.val, .y = qo.o, .x = {ol, m->H * m->r}, .yh = m->dv, .xh = m->r, .G = m->G, .m = m->H / m->G};
+    return rt_per_head(rt, &f, p->n, err);
 }

@@ -50,6 +50,7 @@ static mla_status mixer(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_me
     switch (l->kind) {
     case RT_GDN: return rt_gdn(rt, l, b, h, out, err);
     case RT_LATENT_DS: return rt_ds(rt, l, b, h, out, err);
+    case RT_LATENT_SHARED: return rt_shared(rt, l, b, h, out, err);
     default: return rt_attn(rt, l, b, h, out, err);
     }
 }

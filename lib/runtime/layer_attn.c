@@ -158,7 +158,7 @@ static mla_status with_fp8(const mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, m
     p.seq = &seq;
     l.scale = s;
     mla_status st = rt_scratch(&rt, RT_S_TRIAL, p.n, l.row_elems, &l.cache.p, err);
-    rt_qo qo = {t->q, {o2, m->H * m->dv}};
+    rt_qo qo = {.q = t->q, .o = {o2, m->H * m->dv}};
     if (st == MLA_OK) st = cache_and_attend(&rt, &l, &p, t->c, qo, err);
     memcpy(t->rt->scratch, rt.scratch, sizeof rt.scratch); /* scratch may have grown */
     t->rt->bytes = rt.bytes;
@@ -166,14 +166,15 @@ static mla_status with_fp8(const mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, m
     return st;
 }
 
-static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, const cached *c, mla_err *err)
+static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *h, const attn *a, const cached *c, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     for (size_t i = 0; b->tap && i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         size_t qo = p->row * m->H * m->d, ko = p->row * m->G * m->d;
         trial again = {rt, l, p, c, {mla_at(a->q_rot, qo), m->H * m->d}};
-        mla_tap_attn t = {.q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko), .k_pre = mla_at(a->k_pre, ko), .k_rot = mla_at(a->k_rot, ko),
+        mla_tap_attn t = {.x = mla_at(h, p->row * rt->cfg->hidden), .q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko),
+                          .k_pre = mla_at(a->k_pre, ko), .k_rot = mla_at(a->k_rot, ko),
                           .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos, .with_fp8 = with_fp8, .self = &again};
         if (rt->cfg->attn_gate) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
         mla_tap tap = {.point = MLA_TAP_ATTN, .layer = l->index, .seq = p->job, .rows = p->n, .attn = &t, .be = rt->be};
@@ -200,10 +201,10 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
     }
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        rt_qo qo = {{mla_at(a.q_rot, p->row * m->H * m->d), m->H * m->d}, {mla_at(a.o, p->row * ow), ow}};
+        rt_qo qo = {.q = {mla_at(a.q_rot, p->row * m->H * m->d), m->H * m->d}, .o = {mla_at(a.o, p->row * ow), ow}};
         RT_TRY(cache_and_attend(rt, l, p, &c, qo, err));
     }
-    RT_TRY(tap_attn(rt, l, b, &a, &c, err));
+    RT_TRY(tap_attn(rt, l, b, h, &a, &c, err));
     if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, a.o, mla_at(a.proj, m->d), b->rows * m->H, m->d, a.qw, err));
     return rt_linear(rt, &l->o, (rt_rows){out, rt->cfg->hidden}, (rt_rows){a.o, ow}, b->rows, err);
 }

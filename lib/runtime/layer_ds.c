@@ -69,7 +69,7 @@ mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out,
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         RT_TRY(cache_piece(rt, l, p, c, kr, err));
-        rt_qo qo = {{mla_at(q.p, p->row * q.ld), q.ld}, {mla_at(o.p, p->row * o.ld), o.ld}};
+        rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }
     return rt_linear(rt, &l->o, (rt_rows){out, D}, o, b->rows, err);

@@ -5,6 +5,7 @@
  * Letters as in backend.h: T rows, D hidden, H query heads, G KV heads, d head dim, r latent values, S cached tokens. */
 #ifndef MLA_RUNTIME_RT_H
 #define MLA_RUNTIME_RT_H
+#include "model/shared.h"
 #include "runtime/runtime.h"
 
 #define RT_TRY(e)                         \
@@ -32,16 +33,16 @@ typedef struct { /* rows of f32, ld elements apart */
     size_t ld;
 } rt_rows;
 
-typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_P, RT_LATENT_DS, RT_GDN } rt_kind;
+typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_P, RT_LATENT_DS, RT_LATENT_SHARED, RT_GDN } rt_kind;
 
 typedef struct { /* widths of one attention layer */
     size_t H, G, d;          /* query heads, KV heads, head dim of q and k */
     size_t dv;               /* value dim per head */
     size_t rot;              /* rotated dims */
     size_t q_rot, q_nope;    /* where the rotated / the other dims start within a head of q */
-    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, P, DS) or d (rebuild) */
+    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, P, DS) or d (rebuild, SHARED) */
     size_t groups, r, n;     /* latents per token, values and features of each */
-    size_t G2;               /* rotary keys per token beside the latent: G (N, P), 1 (DS), 0 */
+    size_t G2;               /* rotary keys per token beside the latent: G (N, P), 1 (DS, SHARED), 0 */
     size_t divs;             /* score divisors per token: G (P), 0 */
     float scale;
 } rt_dims;
@@ -66,8 +67,10 @@ typedef struct {
     rt_buf conv_w, a_log, dt_bias, gdn_norm;
     rt_lin ds_q_a, ds_kv_a;
     rt_buf ds_q_a_norm, ds_kv_a_norm;
+    rt_lin sh_key, *sh_query; /* SHARED: rotary keys (R rot, D); per query head (R rot, rot) */
     rt_latent lat;
     mla_factors f;           /* host copy; layout NONE: the layer caches keys and values */
+    mla_shared sh;           /* host copy of shared-rotary factors, instead of f; r == 0: none */
     mla_kv_scale scale;
     size_t row_elems;        /* cached values per token; 0 for the delta net */
     rt_buf cache;            /* (pool slots, row_elems) of the cache dtype */
@@ -163,6 +166,9 @@ void rt_head_drop(mla_rt *rt);
 MLA_CHECKED mla_status rt_mtp_load(mla_rt *rt, mla_err *err);
 void rt_mtp_drop(mla_rt *rt);
 MLA_CHECKED mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err);
+/* Key and value projections of the base, unless they are there. */
+MLA_CHECKED mla_status rt_attn_kv_load(mla_rt *rt, rt_layer *l, mla_err *err);
+MLA_CHECKED mla_status rt_shared_load(mla_rt *rt, rt_layer *l, mla_err *err);
 MLA_CHECKED mla_status rt_ds_load(mla_rt *rt, rt_layer *l, mla_err *err);
 void rt_latent_drop(mla_rt *rt, rt_layer *l);
 /* Widths of layer l from the configuration and l->f. */
@@ -194,6 +200,7 @@ void rt_rope_rows(const mla_config *c, const double *inv_freq, const int32_t *po
 MLA_CHECKED mla_status rt_layer_run(mla_rt *rt, rt_layer *l, rt_block *b, mla_err *err);
 MLA_CHECKED mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
 MLA_CHECKED mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+MLA_CHECKED mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
 MLA_CHECKED mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
 MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
 /* Fires `point` for every piece with its slice of data (rows, width). */
@@ -207,7 +214,15 @@ mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
 typedef struct {
     rt_rows q;               /* (n, H, d) with rotated part rotated; whole q rotated in the rebuild layout */
     rt_rows o;               /* (n, H, dv) */
+    rt_rows q2;              /* (n, H, rot) rotary queries apart from q, turned; p NULL: they stand in q at q_rot */
 } rt_qo;
+/* y[t,h] = W[h / m] x[t,h]; heads of y and x stand yh and xh apart. */
+typedef struct {
+    const rt_lin *w;         /* (G) */
+    rt_rows y, x;
+    size_t yh, xh, G, m;
+} rt_head_map;
+MLA_CHECKED mla_status rt_per_head(mla_rt *rt, const rt_head_map *a, size_t T, mla_err *err);
 MLA_CHECKED mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_qo qo, mla_err *err);
 
 /* head.c: final norm, logits, hidden states of all jobs whose rows stand in x. */

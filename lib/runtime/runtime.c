@@ -35,7 +35,9 @@ static mla_status describe_layers(mla_rt *rt, mla_err *err)
         bool trunk = i < rt->n_trunk;
         l->index = trunk ? i : MLA_MTP(i - rt->n_trunk);
         bool full = !trunk || c->layer_kind[i] == MLA_LAYER_FULL;
-        if (full && trunk && c->mla.layout != MLA_LAYOUT_NONE && c->mla.rank[i]) RT_TRY(mla_model_factors(rt->model, i, &l->f, err));
+        bool retro = full && trunk && c->mla.layout != MLA_LAYOUT_NONE && c->mla.rank[i];
+        if (retro && c->mla.layout == MLA_LAYOUT_SHARED) RT_TRY(mla_model_shared(rt->model, i, &l->sh, err));
+        else if (retro) RT_TRY(mla_model_factors(rt->model, i, &l->f, err));
         if (full) RT_TRY(mla_model_kv_scale(rt->model, l->index, &l->scale, err));
         RT_TRY(rt_layer_dims(rt, l, err));
     }
@@ -99,9 +101,11 @@ static mla_status share_layers(mla_rt *rt, const mla_rt *of, mla_err *err)
         if (!rt->o.stream_layers) {
             *l = *from;
             l->f = (mla_factors){0};
+            l->sh.E = NULL; /* the sizes stay, the host copy is the other's */
         } else {
             *l = (rt_layer){.index = from->index, .kind = from->kind, .dim = from->dim, .scale = from->scale, .row_elems = from->row_elems};
             if (from->f.layout != MLA_LAYOUT_NONE) RT_TRY(copy_factors(&l->f, &from->f, err));
+            if (from->sh.r) RT_TRY(mla_shared_copy(&l->sh, &from->sh, err));
         }
         l->cache = (rt_buf){0};
     }
@@ -136,6 +140,7 @@ static void forget_weights(mla_rt *rt)
 {
     for (size_t i = 0; rt->layer && i < rt->n_layer; i++) {
         mla_factors_free(&rt->layer[i].f);
+        mla_shared_free(&rt->layer[i].sh);
         rt->layer[i] = (rt_layer){.cache = rt->layer[i].cache};
     }
     rt->embed = rt->head = rt->mtp_fc = (rt_lin){0};
@@ -152,6 +157,7 @@ void mla_rt_close(mla_rt *rt)
     for (size_t i = 0; rt->layer && i < rt->n_layer; i++) {
         rt_layer_drop(rt, &rt->layer[i]);
         mla_factors_free(&rt->layer[i].f);
+        mla_shared_free(&rt->layer[i].sh);
     }
     if (rt->layer) rt_pool_drop(rt);
     rt_mtp_drop(rt);
@@ -173,6 +179,7 @@ mla_layout mla_rt_layout(const mla_rt *rt, size_t layer)
             return rt->layer[i].kind == RT_LATENT_N         ? MLA_LAYOUT_N
                    : rt->layer[i].kind == RT_LATENT_REBUILD ? MLA_LAYOUT_REBUILD
                    : rt->layer[i].kind == RT_LATENT_P       ? MLA_LAYOUT_P
+                   : rt->layer[i].kind == RT_LATENT_SHARED  ? MLA_LAYOUT_SHARED
                                                             : MLA_LAYOUT_NONE;
     return MLA_LAYOUT_NONE;
 }
@@ -205,28 +212,51 @@ static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_f
     return MLA_OK;
 }
 
+static mla_status check_shared(const mla_rt *rt, const rt_layer *l, const mla_shared *s, mla_err *err)
+{
+    const mla_config *c = rt->cfg;
+    size_t first;
+    if (l->index >= MLA_MTP(0)) return mla_fail(err, MLA_EUNSUPPORTED, "the shared-rotary layout in the MTP head is not supported");
+    RT_TRY(mla_shared_fits(c, err));
+    if (s->H != c->heads || s->d != c->head_dim || s->rot != c->rope.rot || s->D != c->hidden || s->r == 0 || s->R == 0)
+        return mla_fail(err, MLA_EINVAL, "shared-rotary factors of %zu heads of %zu, %zu rotated, hidden %zu: expected %zu, %zu, %zu, %zu", s->H, s->d, s->rot,
+                        s->D, c->heads, c->head_dim, c->rope.rot, c->hidden);
+    if (mla_count_nonfinite(s->E, mla_shared_floats(s), &first)) return mla_fail(err, MLA_EINVAL, "shared-rotary factors: element %zu is not finite", first);
+    return MLA_OK;
+}
+
 /* The new row width empties the caches; the old projections go only when the new ones are in place. */
-static mla_status swap_factors(mla_rt *rt, rt_layer *l, const mla_factors *f, mla_err *err)
+static mla_status swap_factors(mla_rt *rt, rt_layer *l, const mla_factors *f, const mla_shared *sh, mla_err *err)
 {
     rt_layer old = *l;
-    RT_TRY(copy_factors(&l->f, f, err));
     l->lat = (rt_latent){0};
-    mla_status st = rt_layer_dims(rt, l, err);
+    l->sh_key = (rt_lin){0};
+    l->sh_query = NULL;
+    l->sh = (mla_shared){0};
+    mla_status st = copy_factors(&l->f, f, err);
+    if (st == MLA_OK && sh) st = mla_shared_copy(&l->sh, sh, err);
+    if (st == MLA_OK) st = rt_layer_dims(rt, l, err);
     if (st == MLA_OK && l->loaded && f) st = rt_latent_load(rt, l, err);
+    if (st == MLA_OK && l->loaded && sh) st = rt_shared_load(rt, l, err);
+    if (st == MLA_OK && l->loaded && !sh) st = rt_attn_kv_load(rt, l, err); /* a shared-rotary layer may have come without them */
     if (st != MLA_OK) {
+        rt_layer failed = *l;
         rt_latent_drop(rt, l);
         mla_factors_free(&l->f);
+        mla_shared_free(&l->sh);
         *l = old;
+        l->k = failed.k, l->v = failed.v, l->k_norm = failed.k_norm;
         return st;
     }
     rt_latent_drop(rt, &old);
     mla_factors_free(&old.f);
+    mla_shared_free(&old.sh);
     l->scale = (mla_kv_scale){0}; /* scales belong to what was cached before */
     rt_pool_drop(rt);
     return MLA_OK;
 }
 
-mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err)
+static mla_status set_factors(mla_rt *rt, size_t layer, const mla_factors *f, const mla_shared *sh, mla_err *err)
 {
     rt_layer *l;
     char text[32];
@@ -237,10 +267,13 @@ mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, ml
     if (l->kind == RT_GDN || l->kind == RT_LATENT_DS)
         return mla_fail(err, MLA_EINVAL, "%s has no keys and values of its own to compress", rt_layer_text(l, text));
     if (f && f->layout == MLA_LAYOUT_NONE) f = NULL;
-    mla_status st = f ? check_factors(rt, l, f, err) : MLA_OK;
-    if (st == MLA_OK) st = swap_factors(rt, l, f, err);
+    mla_status st = f ? check_factors(rt, l, f, err) : sh ? check_shared(rt, l, sh, err) : MLA_OK;
+    if (st == MLA_OK) st = swap_factors(rt, l, f, sh, err);
     return st == MLA_OK ? st : mla_wrap(err, "%s", rt_layer_text(l, text));
 }
+
+mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err) { return set_factors(rt, layer, f, NULL, err); }
+mla_status mla_rt_set_shared(mla_rt *rt, size_t layer, const mla_shared *s, mla_err *err) { return set_factors(rt, layer, NULL, s, err); }
 
 mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err)
 {

@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "model/model.h"
+#include "model/shared.h"
 
 typedef struct mla_rt mla_rt;
 typedef struct mla_seq mla_seq;
@@ -45,6 +46,8 @@ mla_layout mla_rt_layout(const mla_rt *rt, size_t layer);
 /* Replaces (or removes, f == NULL) the factors of a layer without touching the model: probes and searches.
  * The factors are copied; the layer's KV scale is forgotten. Not allowed while sequences are open. */
 MLA_CHECKED mla_status mla_rt_set_factors(mla_rt *rt, size_t layer, const mla_factors *f, mla_err *err);
+/* The same with factors of the shared-rotary layout (model/shared.h). */
+MLA_CHECKED mla_status mla_rt_set_shared(mla_rt *rt, size_t layer, const mla_shared *s, mla_err *err);
 MLA_CHECKED mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err);
 /* KV bytes per token over all layers (the MTP head's too when opened with it), with the current factors and dtype. */
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt);
@@ -77,6 +80,7 @@ typedef enum {
 } mla_tap_point;
 
 typedef struct mla_tap_attn { /* one full-attention layer on one chunk; device f32, dense rows unless a stride is given */
+    mla_mem *x;         /* (T, D) the layer's input after its norm */
     mla_mem *q, *q_rot; /* (T, H, d) after norm and gain, before / after RoPE */
     mla_mem *k, *k_rot; /* (T, G, d) likewise */
     mla_mem *k_pre;     /* (T, G, d) before the norm; k without norms */

@@ -43,6 +43,10 @@ mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
     const mla_factors *f = &l->f;
     if (c->family == MLA_FAM_DEEPSEEK) {
         ds_dims(c, l);
+    } else if (l->sh.r) { /* every query head has its own rows of the decoder */
+        l->kind = RT_LATENT_SHARED;
+        l->dim = (rt_dims){.H = c->heads, .G = c->heads, .d = c->head_dim, .dv = c->head_dim, .rot = l->sh.R * l->sh.rot, .dn = c->head_dim,
+                           .groups = 1, .r = l->sh.r, .G2 = 1};
     } else {
         static const rt_kind KIND[MLA_LAYOUTS] = {[MLA_LAYOUT_NONE] = RT_GQA, [MLA_LAYOUT_N] = RT_LATENT_N, [MLA_LAYOUT_REBUILD] = RT_LATENT_REBUILD,
                                                   [MLA_LAYOUT_P] = RT_LATENT_P};
@@ -69,22 +73,28 @@ static mla_status bias(mla_rt *rt, rt_lin *l, mla_wkind k, size_t layer, mla_err
     return mla_model_has(rt->model, k, layer) ? rt_vec(rt, &l->bias, k, layer, l->out, err) : MLA_OK;
 }
 
+mla_status rt_attn_kv_load(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    size_t i = l->index;
+    if (l->k.w && l->v.w) return MLA_OK;
+    RT_TRY(rt_lin_model(rt, &l->k, MLA_W_K, i, err));
+    RT_TRY(rt_lin_model(rt, &l->v, MLA_W_V, i, err));
+    RT_TRY(bias(rt, &l->k, MLA_W_K_BIAS, i, err));
+    RT_TRY(bias(rt, &l->v, MLA_W_V_BIAS, i, err));
+    return rt->cfg->qk_norm ? rt_vec(rt, &l->k_norm, MLA_W_K_NORM, i, l->dim.d, err) : MLA_OK;
+}
+
 static mla_status load_attn(mla_rt *rt, rt_layer *l, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     size_t i = l->index;
     RT_TRY(rt_lin_model(rt, &l->q, MLA_W_Q, i, err));
-    RT_TRY(rt_lin_model(rt, &l->k, MLA_W_K, i, err));
-    RT_TRY(rt_lin_model(rt, &l->v, MLA_W_V, i, err));
     RT_TRY(rt_lin_model(rt, &l->o, MLA_W_O, i, err));
     RT_TRY(bias(rt, &l->q, MLA_W_Q_BIAS, i, err));
-    RT_TRY(bias(rt, &l->k, MLA_W_K_BIAS, i, err));
-    RT_TRY(bias(rt, &l->v, MLA_W_V_BIAS, i, err));
     RT_TRY(bias(rt, &l->o, MLA_W_O_BIAS, i, err));
-    if (rt->cfg->qk_norm) {
-        RT_TRY(rt_vec(rt, &l->q_norm, MLA_W_Q_NORM, i, m->d, err));
-        RT_TRY(rt_vec(rt, &l->k_norm, MLA_W_K_NORM, i, m->d, err));
-    }
+    if (rt->cfg->qk_norm) RT_TRY(rt_vec(rt, &l->q_norm, MLA_W_Q_NORM, i, m->d, err));
+    if (l->kind == RT_LATENT_SHARED) return rt_shared_load(rt, l, err); /* no keys and values of the base */
+    RT_TRY(rt_attn_kv_load(rt, l, err));
     return l->f.layout == MLA_LAYOUT_NONE ? MLA_OK : rt_latent_load(rt, l, err);
 }
 

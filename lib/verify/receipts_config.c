@@ -4,6 +4,7 @@
 
 #include "io/sha256.h"
 #include "model/model.h"
+#include "model/shared.h"
 #include "tensor/compare.h"
 #include "verify/consumers.h"
 #include "verify/kv_names.h"
@@ -51,6 +52,23 @@ static void check_factors(mla_findings *f, const mla_model *m)
         if (bad) mla_findings_add(f, "layer %zu: %zu factor values are not finite", l, bad);
         mla_factors_free(&x);
     }
+}
+
+/* Values of a shared-rotary file, and whether it was made for these weights. */
+static void check_shared(mla_findings *f, const mla_model *m)
+{
+    const mla_config *c = mla_model_config(m);
+    mla_teacher want, got;
+    mla_err why = {0};
+    for (size_t l = 0; l < c->layers; l++) {
+        mla_shared s;
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        if (mla_model_shared(m, l, &s, &why) != MLA_OK) mla_findings_add(f, "layer %zu: %s", l, why.msg);
+        mla_shared_free(&s);
+    }
+    if (mla_model_shared_teacher(m, &got, &why) != MLA_OK || mla_teacher_of(&want, m, &why) != MLA_OK) mla_findings_add(f, "%s", why.msg);
+    else if (!strcmp(got.format, want.format) && strcmp(got.fingerprint, want.fingerprint)) /* a GGUF base is written anew: another format */
+        mla_findings_add(f, "%s: made for other weights: teacher fingerprint %s, this folder's is %s", c->mla.factors_file, got.fingerprint, want.fingerprint);
 }
 
 /* The receipt's table of layers against the configuration. */
@@ -108,7 +126,8 @@ void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_re
     const mla_config *c = mla_model_config(m);
     if (c->mla.layout != MLA_LAYOUT_NONE) {
         check_factor_file(f, c, found);
-        check_factors(f, m);
+        if (c->mla.layout == MLA_LAYOUT_SHARED) check_shared(f, m);
+        else check_factors(f, m);
         if (root) check_layers(f, c, root);
     } else if (root && mla_jv_get(root, "layers")) {
         mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");

@@ -1,12 +1,15 @@
 /* What the toolkit itself makes of a model, as plain files for comparison with other libraries.
  *
  * usage: dump logits MODEL IDS_FILE OUT     f32 logits (T, V) of the ids (one per line) on the reference path
- *        dump encode MODEL TEXT_FILE OUT    ids of every text of a NUL-separated file, one line per text */
+ *        dump encode MODEL TEXT_FILE OUT    ids of every text of a NUL-separated file, one line per text
+ *        dump shared MODEL RANK OUT         a shared-rotary factor file of this model's shape with random values */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/rng.h"
+#include "model/shared.h"
 #include "runtime/runtime.h"
 #include "text/tokenizer.h"
 
@@ -82,16 +85,38 @@ static void encode(const mla_model *m, const char *text, size_t n, FILE *out)
     mla_tok_free(tok);
 }
 
+static void shared(const mla_model *m, size_t rank, const char *path)
+{
+    static const char SOURCE[] = "0000000000000000000000000000000000000000000000000000000000000001";
+    mla_err err = {0};
+    mla_shared s;
+    size_t layers = mla_config_full_layers(mla_model_config(m));
+    unsigned char digest[32];
+    must(mla_shared_new(&s, mla_model_config(m), rank, 1, &err), &err);
+    for (size_t i = 0; i < mla_shared_floats(&s); i++) s.E[i] = (float)(mla_rng_unit(1, i) - 0.5);
+    mla_shared *all = mla_alloc(layers, 1, sizeof *all); /* the same values for every layer */
+    if (!all) exit(3);
+    for (size_t i = 0; i < layers; i++) all[i] = s;
+    must(mla_shared_write(path, m, all, SOURCE, digest, &err), &err);
+    mla_free(all);
+    mla_shared_free(&s);
+}
+
 int main(int argc, char **argv)
 {
     mla_err err = {0};
     mla_model *m = NULL;
     size_t n;
-    if (argc != 5 || (strcmp(argv[1], "logits") && strcmp(argv[1], "encode"))) {
-        fprintf(stderr, "usage: dump logits|encode MODEL INPUT OUT\n");
+    if (argc != 5 || (strcmp(argv[1], "logits") && strcmp(argv[1], "encode") && strcmp(argv[1], "shared"))) {
+        fprintf(stderr, "usage: dump logits|encode|shared MODEL INPUT OUT\n");
         return 2;
     }
     must(mla_model_open(&m, argv[2], &err), &err);
+    if (!strcmp(argv[1], "shared")) {
+        shared(m, (size_t)strtoul(argv[3], NULL, 10), argv[4]);
+        mla_model_close(m);
+        return 0;
+    }
     char *in = slurp(argv[3], &n);
     FILE *out = fopen(argv[4], "wb");
     if (!out) return 3;

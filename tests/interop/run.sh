@@ -4,6 +4,7 @@
 set -eu
 build=${BUILD:-build}
 dir=$build/interop-data venv=$build/interop-venv gguf=$dir/SmolLM2-135M-Instruct.Q4_1.gguf
+failed=0
 mkdir -p "$dir"
 if ! tests/bench/venv.sh "$venv" torch==2.15.0 numpy==2.4.6 transformers==5.24.0 safetensors==0.8.0 tokenizers==0.23.3; then
     echo "SKIP interop: the Python libraries cannot be installed here"
@@ -20,4 +21,17 @@ retrofit() { # BASE OUT OPTIONS...
 }
 retrofit tests/fixtures/tiny-hybrid "$dir/hybrid" --keep 0.5
 [ -z "$gguf" ] || retrofit "$gguf" "$dir/smollm2" --keep 1
-TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/interop.py "$build/interop/dump" "$dir" "$gguf"
+TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/interop.py "$build/interop/dump" "$dir" "$gguf" || failed=1
+
+# shared-rotary files by the loader of the plugin that serves them
+if "$venv/bin/python" -m pip download -q --disable-pip-version-check --no-deps -d "$dir" sabi-mla-vllm==0.2.0 >"$dir/pip.log" 2>&1; then
+    unzip -qo "$dir/sabi_mla_vllm-0.2.0-py3-none-any.whl" -d "$dir/sabi"
+    retrofit tests/fixtures/tiny-hybrid "$dir/shared" --layout shared-rotary --keep 0.5 --refine-steps 2
+    retrofit tests/fixtures/tiny-hybrid "$dir/shared-2" --layout shared-rotary --keep 0.5 --rotary-keys 2 --refine-steps 0
+    HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/shared.py "$build/interop/dump" "$dir" \
+        "$dir/sabi/sabi_mla_vllm/_vendor/kv_quant/shared_mla_native_artifact.py" || failed=1
+else
+    echo "SKIP interop-shared: sabi-mla-vllm 0.2.0 cannot be fetched here"
+    echo "interop-shared: 0 passed, 0 failed, 4 skipped"
+fi
+exit $failed

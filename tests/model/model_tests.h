@@ -13,6 +13,7 @@ Suite *model_gguf_suite(void);
 Suite *model_factors_suite(void);
 Suite *model_writer_suite(void);
 Suite *model_quant_suite(void);
+Suite *model_shared_suite(void);
 
 /* Reads tests/fixtures/configs/NAME. */
 mla_status read_config(mla_config *c, const char *name, mla_err *err);

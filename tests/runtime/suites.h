@@ -12,6 +12,7 @@ Suite *tensors_suite(void);
 Suite *reference_suite(void);
 Suite *chunks_suite(void);
 Suite *latent_suite(void);
+Suite *shared_suite(void);
 Suite *refuse_suite(void);
 Suite *naive_suite(void);
 

@@ -148,6 +148,58 @@ START_TEST(qwen2_partial_rope_latent)
 }
 END_TEST
 
+/* Without key norms everything the layer caches is linear in its input: c = x, every KV head's rotary key its own shared one. */
+static void exact_shared(const toybox *b, mla_rt *rt)
+{
+    const mla_config *c = b->w.c;
+    size_t H = c->heads, G = c->kv_heads, d = c->head_dim, rot = c->rope.rot, D = c->hidden, w = G * rot;
+    for (size_t l = 0; l < c->layers; l++) {
+        mla_err err = {0};
+        mla_shared s;
+        mla_mat k, v;
+        float *W = mla_alloc(2 * G * d, D, sizeof *W);
+        ck_ok(mla_shared_new(&s, c, D, G, &err));
+        ck_ok(mla_model_mat(b->w.m, MLA_W_K, l, &k, &err));
+        ck_ok(mla_model_mat(b->w.m, MLA_W_V, l, &v, &err));
+        ck_ok(mla_mat_rows(&k, 0, G * d, W, &err));
+        ck_ok(mla_mat_rows(&v, 0, G * d, W + G * d * D, &err));
+        for (size_t i = 0; i < D; i++) s.E[i * D + i] = 1;
+        for (size_t g = 0; g < G; g++) memcpy(s.KR + g * rot * D, W + g * d * D, rot * D * sizeof *W);
+        for (size_t h = 0; h < H; h++) {
+            size_t g = h / (H / G);
+            for (size_t i = 0; i < rot; i++) s.Q2[(h * w + g * rot + i) * rot + i] = 1;
+            memcpy(s.K + (h * d + rot) * D, W + (g * d + rot) * D, (d - rot) * D * sizeof *W);
+            memcpy(s.V + h * d * D, W + (G * d + g * d) * D, d * D * sizeof *W);
+        }
+        ck_ok(mla_rt_set_shared(rt, l, &s, &err));
+        ck_assert_int_eq(mla_rt_layout(rt, l), MLA_LAYOUT_SHARED);
+        mla_shared_free(&s);
+        mla_free(W);
+    }
+    ck_assert_uint_eq(mla_rt_kv_bytes_per_token(rt), c->layers * (D + w) * 4);
+}
+
+START_TEST(shared_rotary_exact)
+{
+    double inv[4];
+    frequencies(inv, 8, 1e4);
+    toybox b = open_toy((toy){.arch = "LlamaForCausalLM", .type = "llama", .extra = ",\"partial_rotary_factor\":0.5", .D = 48, .I = 64,
+                              .L = 2, .H = 8, .G = 4, .d = 16, .rot = 8, .V = 80, .eps = 1e-6, .att = 1, .scale = 0.25, .inv_freq = inv});
+    for (int form = 0; form < 4; form++) {
+        mla_rt *rt = world_rt(&b.w, (mla_rt_opts){.absorb_prefill = form & 1, .expand_decode = form >> 1, .page_tokens = 16});
+        exact_shared(&b, rt);
+        agree(&b, rt, 0, form & 1 ? "shared, absorbed" : "shared, expanded");
+        agree(&b, rt, 1, form >> 1 ? "shared, expanded" : "shared, absorbed");
+        agree(&b, rt, 33, "shared");
+        mla_err err = {0};
+        for (size_t l = 0; form == 3 && l < b.w.c->layers; l++) ck_ok(mla_rt_set_factors(rt, l, NULL, &err)); /* and back to the base */
+        if (form == 3) agree(&b, rt, 0, "base again");
+        mla_rt_close(rt);
+    }
+    close_toy(&b);
+}
+END_TEST
+
 START_TEST(deepseek_low_rank_queries)
 {
     double inv[4];
@@ -209,6 +261,7 @@ Suite *naive_suite(void)
     tcase_add_test(t, llama_linear_rope_and_biases);
     tcase_add_test(t, qwen3_llama3_rope);
     tcase_add_test(t, qwen2_partial_rope_latent);
+    tcase_add_test(t, shared_rotary_exact);
     tcase_add_test(t, deepseek_low_rank_queries);
     tcase_add_test(t, deepseek_yarn);
     tcase_add_test(t, a_wrong_frequency_is_seen);

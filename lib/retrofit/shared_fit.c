@@ -1,0 +1,327 @@
+/* Record, solve, refine, layer by layer. */
+#include "retrofit/shared_fit.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/rng.h"
+#include "linalg/gemm.h"
+#include "retrofit/ranks.h"
+#include "retrofit/shared_local.h"
+#include "retrofit/shared_solve.h"
+
+#define STEP 0.01      /* of the mean magnitude */
+#define BETA1 0.9
+#define BETA2 0.999
+#define SHUFFLE 0x5a4edu
+#define MASS_ROWS 16   /* rows whose attention by distance is measured */
+#define SPAN 65536     /* parameters per piece of an update */
+
+typedef struct {
+    const mla_shared_fit_opts *o;
+    const mla_config *c;
+    size_t held, fit;           /* rows; held-out ones are recorded first */
+    double *inv_freq;
+    float *cos, *sin, *WW;
+    mla_shared_problem p;
+    mla_shared_rows *rows;      /* of the layer at hand */
+    mla_progress prog;
+} fitter;
+
+/* One slot per row of a step: loss and gradient. */
+typedef struct {
+    const fitter *f;
+    const mla_shared *s;
+    size_t slots, threads;
+    size_t *row;
+    double *loss, *energy;
+    mla_shared *grad;           /* (slots); NULL: losses alone */
+    mla_shared_work **work;     /* per worker */
+    float *buf;
+} batch;
+
+static void batch_free(batch *b)
+{
+    for (size_t i = 0; b->work && i < b->threads; i++) mla_shared_work_free(b->work[i]);
+    for (size_t i = 0; b->grad && i < b->slots; i++) mla_shared_free(&b->grad[i]);
+    mla_free(b->row);
+    mla_free(b->loss);
+    mla_free(b->energy);
+    mla_free(b->grad);
+    mla_free(b->work);
+    mla_free(b->buf);
+}
+
+static mla_status batch_new(batch *b, const fitter *f, const mla_shared *s, size_t slots, bool grad, mla_err *err)
+{
+    *b = (batch){.f = f, .s = s, .slots = slots, .threads = mla_pool_threads(f->o->pool)};
+    b->row = mla_alloc(slots, 1, sizeof *b->row);
+    b->loss = mla_alloc(slots, 1, sizeof *b->loss);
+    b->energy = mla_alloc(slots, 1, sizeof *b->energy);
+    b->grad = grad ? mla_alloc(slots, 1, sizeof *b->grad) : NULL;
+    b->work = mla_alloc(b->threads, 1, sizeof *b->work);
+    b->buf = mla_alloc_raw(b->threads, mla_shared_row_floats(f->rows), sizeof *b->buf);
+    mla_status st = b->row && b->loss && b->energy && (!grad || b->grad) && b->work && b->buf ? MLA_OK : mla_fail(err, MLA_ENOMEM, "refinement: %zu rows a step", slots);
+    for (size_t i = 0; st == MLA_OK && i < b->threads; i++) st = mla_shared_work_new(&b->work[i], &f->p, s, err);
+    for (size_t i = 0; st == MLA_OK && grad && i < slots; i++) st = mla_shared_new(&b->grad[i], f->c, s->r, s->R, err);
+    if (st != MLA_OK) batch_free(b);
+    return st;
+}
+
+static void batch_run(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    batch *b = ctx;
+    float *buf = b->buf + worker * mla_shared_row_floats(b->f->rows);
+    for (size_t i = begin; i < end; i++) {
+        mla_shared_row row;
+        mla_shared_rows_get(b->f->rows, b->row[i], buf, &row);
+        b->loss[i] = mla_shared_loss(&b->f->p, b->work[worker], &row, b->s, b->grad ? NULL : &b->energy[i], b->grad ? &b->grad[i] : NULL);
+    }
+}
+
+/* Loss over energy on the held-out rows. */
+static mla_status measure(const fitter *f, const mla_shared *s, double *out, mla_err *err)
+{
+    batch b;
+    mla_status st = batch_new(&b, f, s, f->held, false, err);
+    if (st != MLA_OK) return st;
+    double loss = 0, energy = 0;
+    for (size_t i = 0; i < f->held; i++) b.row[i] = i;
+    mla_par_for(f->o->pool, f->held, 1, batch_run, &b);
+    for (size_t i = 0; i < f->held; i++) loss += b.loss[i], energy += b.energy[i];
+    batch_free(&b);
+    *out = energy > 0 ? loss / energy : 0;
+    return isfinite(*out) ? MLA_OK : mla_fail(err, MLA_EFORMAT, "the loss on held-out rows is not finite");
+}
+
+typedef struct {
+    const batch *b;
+    float *x, *m, *v;
+    const double *rate;         /* per part */
+    const size_t *end;          /* where part k ends */
+    double step, fix1, fix2;
+    size_t n;
+} update;
+
+/* Parameters [SPAN b, SPAN e): sum of the slots' gradients in slot order, then Adam. */
+static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    (void)worker;
+    update *u = ctx;
+    for (size_t i = begin * SPAN, part = 0, stop = end * SPAN < u->n ? end * SPAN : u->n; i < stop; i++) {
+        float g = 0;
+        while (i >= u->end[part]) part++;
+        for (size_t k = 0; k < u->b->slots; k++) g += u->b->grad[k].E[i];
+        u->m[i] = (float)(BETA1 * u->m[i] + (1 - BETA1) * g);
+        u->v[i] = (float)(BETA2 * u->v[i] + (1 - BETA2) * g * g);
+        double s = sqrt(u->v[i] / u->fix2);
+        if (s > 0) u->x[i] -= (float)(u->step * u->rate[part] * (u->m[i] / u->fix1) / s);
+    }
+}
+
+static mla_status descend(fitter *f, mla_shared *s, mla_err *err)
+{
+    size_t n = mla_shared_floats(s), steps = f->o->recipe->refine_steps, end[MLA_SHARED_PARTS];
+    double rate[MLA_SHARED_PARTS];
+    batch b;
+    update u = {.b = &b, .x = s->E, .n = n, .rate = rate, .end = end};
+    mla_status st = batch_new(&b, f, s, f->fit < MLA_SHARED_ROWS ? f->fit : MLA_SHARED_ROWS, true, err);
+    if (st != MLA_OK) return st;
+    u.m = mla_alloc(n, 1, sizeof *u.m);
+    u.v = mla_alloc(n, 1, sizeof *u.v);
+    if (!u.m || !u.v) st = mla_fail(err, MLA_ENOMEM, "moments of %zu parameters", n);
+    for (size_t k = 0, at = 0; k < MLA_SHARED_PARTS; k++) {
+        double sum = 0;
+        for (size_t i = 0; i < mla_shared_part(s, k); i++) sum += fabs((double)s->E[at++]);
+        rate[k] = STEP * sum / (double)mla_shared_part(s, k);
+        end[k] = at;
+    }
+    for (size_t t = 0; st == MLA_OK && t < steps; t++) {
+        for (size_t i = 0; i < b.slots; i++) b.row[i] = f->held + mla_rng_below(SHUFFLE, t * b.slots + i, f->fit);
+        mla_par_for(f->o->pool, b.slots, 1, batch_run, &b);
+        u.step = 1 - (double)t / (double)steps;
+        u.fix1 = 1 - pow(BETA1, (double)t + 1);
+        u.fix2 = 1 - pow(BETA2, (double)t + 1);
+        mla_par_for(f->o->pool, (n + SPAN - 1) / SPAN, 1, update_span, &u);
+        mla_progress_add(&f->prog, 1);
+    }
+    mla_free(u.m);
+    mla_free(u.v);
+    batch_free(&b);
+    return st;
+}
+
+static mla_status output_gram(fitter *f, size_t layer, mla_err *err)
+{
+    size_t Hd = f->c->heads * f->c->head_dim;
+    mla_mat wo;
+    mla_status st = mla_model_mat(f->o->rows.model, MLA_W_O, layer, &wo, err);
+    float *W = st == MLA_OK ? mla_alloc_raw(wo.out, Hd, sizeof *W) : NULL;
+    if (st == MLA_OK && !W) st = mla_fail(err, MLA_ENOMEM, "output projection of layer %zu", layer);
+    if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
+    if (st == MLA_OK)
+        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = Hd, .N = Hd, .K = wo.out, .alpha = 1, .a = W, .lda = Hd, .b = W, .ldb = Hd, .c = f->WW, .ldc = Hd});
+    mla_free(W);
+    return st;
+}
+
+static mla_status moments(fitter *f, mla_shared_moments *m, mla_err *err)
+{
+    float *buf = mla_alloc_raw(mla_shared_row_floats(f->rows), 1, sizeof *buf);
+    mla_status st = buf ? mla_shared_moments_new(m, f->c, f->p.max_T, err) : mla_fail(err, MLA_ENOMEM, "row");
+    for (size_t i = 0; st == MLA_OK && i < f->fit; i++) {
+        mla_shared_row row;
+        mla_shared_rows_get(f->rows, f->held + i, buf, &row);
+        st = mla_shared_moments_add(m, &row, &f->p, i < MASS_ROWS, f->o->pool, err);
+    }
+    mla_free(buf);
+    return st;
+}
+
+static mla_status refine(fitter *f, mla_shared *s, mla_shared_result *res, mla_err *err)
+{
+    mla_shared moved;
+    mla_status st = mla_shared_copy(&moved, s, err);
+    if (st != MLA_OK) return st;
+    st = descend(f, &moved, err);
+    if (st == MLA_OK) st = measure(f, &moved, &res->refined, err);
+    res->accepted = st == MLA_OK && res->refined < res->closed;
+    if (res->accepted) memcpy(s->E, moved.E, mla_shared_floats(s) * sizeof *s->E);
+    mla_shared_free(&moved);
+    return st;
+}
+
+static mla_status fit_layer(fitter *f, size_t layer, mla_shared *s, mla_shared_result *res, double *energy, mla_err *err)
+{
+    mla_shared_moments m = {0};
+    *res = (mla_shared_result){.layer = layer, .refined = -1};
+    mla_status st = mla_shared_rows_open(&f->rows, &f->o->rows, layer, f->held + f->fit, err);
+    double *buf = mla_alloc_raw(f->c->hidden, 1, sizeof *buf);
+    if (st == MLA_OK && !buf) st = mla_fail(err, MLA_ENOMEM, "layer %zu", layer);
+    if (st == MLA_OK) st = output_gram(f, layer, err);
+    if (st == MLA_OK) st = moments(f, &m, err);
+    mla_shared_solve_opts so = {.balance = f->o->recipe->balance, .inv_freq = f->inv_freq, .wo_gram = f->WW};
+    if (st == MLA_OK) st = mla_shared_solve(s, &m, &so, energy, err);
+    if (st == MLA_OK) res->kept = energy[s->R - 1];
+    if (st == MLA_OK) st = measure(f, s, &res->closed, err);
+    if (st == MLA_OK && f->o->recipe->refine_steps) st = refine(f, s, res, err);
+    if (st == MLA_OK) mla_shared_gauge(s, &m, buf);
+    mla_shared_moments_free(&m);
+    mla_shared_rows_close(f->rows);
+    f->rows = NULL;
+    mla_free(buf);
+    return st == MLA_OK ? st : mla_wrap(err, "layer %zu", layer);
+}
+
+/* Held-out rows first, then fit's. */
+static mla_status record(fitter *f, mla_err *err)
+{
+    const mla_shared_fit_opts *o = f->o;
+    size_t T = o->rows.row_tokens, have = o->n_fit / T, held = o->n_held / T;
+    bool own = held == 0;
+    f->held = own ? have / 8 : held < MLA_SHARED_HELD ? held : MLA_SHARED_HELD;
+    f->fit = own ? have - f->held : have;
+    if (!f->held || !f->fit)
+        return mla_fail(err, MLA_EINVAL, "layout shared-rotary needs text: %zu rows of %zu tokens to fit, %zu held out", f->fit, T, f->held);
+    int32_t *ids = mla_alloc_raw(f->held + f->fit, T, sizeof *ids);
+    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu rows", f->held + f->fit);
+    for (size_t i = 0; !own && i < f->held; i++) memcpy(ids + i * T, o->held + i * held / f->held * T, T * sizeof *ids);
+    for (size_t i = 0, h = 0, k = 0; i < have; i++) {
+        bool back = own && i % 8 == 7;
+        memcpy(ids + (back ? h++ : f->held + k++) * T, o->fit + i * T, T * sizeof *ids);
+    }
+    mla_status st = mla_shared_record(&o->rows, ids, f->held + f->fit, err);
+    mla_free(ids);
+    return st;
+}
+
+static mla_status tables(fitter *f, mla_err *err)
+{
+    const mla_config *c = f->c;
+    size_t T = f->o->rows.row_tokens, half = c->rope.rot / 2, Hd = c->heads * c->head_dim;
+    f->inv_freq = mla_alloc(half, 1, sizeof *f->inv_freq);
+    f->cos = mla_alloc(T, half, sizeof *f->cos);
+    f->sin = mla_alloc(T, half, sizeof *f->sin);
+    f->WW = mla_alloc(Hd, Hd, sizeof *f->WW);
+    if (!f->inv_freq || !f->cos || !f->sin || !f->WW) return mla_fail(err, MLA_ENOMEM, "rows of %zu tokens, %zu heads", T, c->heads);
+    mla_rope_inv_freq(c, T, f->inv_freq);
+    for (size_t t = 0; t < T; t++)
+        for (size_t i = 0; i < half; i++) {
+            f->cos[t * half + i] = (float)cos((double)t * f->inv_freq[i]);
+            f->sin[t * half + i] = (float)sin((double)t * f->inv_freq[i]);
+        }
+    f->p = (mla_shared_problem){.G = c->kv_heads, .max_T = T, .scale = (float)mla_config_attn_scale(c), .cos = f->cos, .sin = f->sin, .WW = f->WW};
+    return MLA_OK;
+}
+
+mla_status mla_shared_fit_all(mla_shared_fit *out, const mla_shared_fit_opts *o, mla_err *err)
+{
+    const mla_config *c = mla_model_config(o->rows.model);
+    fitter f = {.o = o, .c = c};
+    size_t full = mla_config_full_layers(c);
+    *out = (mla_shared_fit){.layers = full, .keys = o->recipe->rotary_keys, .heads = c->kv_heads};
+    mla_status st = mla_shared_rank(&out->rank, c, out->keys, o->recipe->budget, err);
+    out->factors = mla_alloc(full, 1, sizeof *out->factors);
+    out->result = mla_alloc(full, 1, sizeof *out->result);
+    out->energy = mla_alloc(full, c->kv_heads, sizeof *out->energy);
+    if (st == MLA_OK && (!out->factors || !out->result || !out->energy)) st = mla_fail(err, MLA_ENOMEM, "factors of %zu layers", full);
+    if (st == MLA_OK) st = tables(&f, err);
+    if (st == MLA_OK) st = record(&f, err);
+    f.prog = mla_progress_begin(o->rows.log, "fitting", (double)(full * o->recipe->refine_steps), "steps");
+    for (size_t l = 0, i = 0; st == MLA_OK && l < c->layers; l++) {
+        if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
+        st = mla_shared_new(&out->factors[i], c, out->rank, out->keys, err);
+        if (st == MLA_OK) st = fit_layer(&f, l, &out->factors[i], &out->result[i], out->energy + i * c->kv_heads, err);
+        i++;
+    }
+    if (st == MLA_OK) mla_progress_end(&f.prog);
+    mla_free(f.inv_freq);
+    mla_free(f.cos);
+    mla_free(f.sin);
+    mla_free(f.WW);
+    if (st != MLA_OK) mla_shared_fit_free(out);
+    return st;
+}
+
+void mla_shared_fit_free(mla_shared_fit *f)
+{
+    for (size_t i = 0; f->factors && i < f->layers; i++) mla_shared_free(&f->factors[i]);
+    mla_free(f->factors);
+    mla_free(f->result);
+    mla_free(f->energy);
+    *f = (mla_shared_fit){0};
+}
+
+void mla_shared_fit_to_json(const mla_shared_fit *f, mla_jv *arr)
+{
+    for (size_t i = 0; i < f->layers; i++) {
+        const mla_shared_result *r = &f->result[i];
+        mla_jv *o = mla_jv_add_obj(arr);
+        mla_jv_set_size(o, "layer", r->layer);
+        mla_jv_set_size(o, "rank", f->rank);
+        mla_jv_set_size(o, "rotary_keys", f->keys);
+        mla_jv *e = mla_jv_set_arr(o, "rotary_energy_kept_by_keys");
+        for (size_t g = 0; g < f->heads; g++) mla_jv_add_f64(e, f->energy[i * f->heads + g]);
+        mla_jv_set_f64(o, "closed_form_loss", r->closed);
+        if (r->refined >= 0) mla_jv_set_f64(o, "refined_loss", r->refined);
+    }
+}
+
+void mla_shared_fit_table(const mla_shared_fit *f, mla_str *out)
+{
+    mla_str_put(out, "layer   rank   rotary energy kept   loss on held-out rows: closed form   refined\n");
+    for (size_t i = 0; i < f->layers; i++) {
+        const mla_shared_result *r = &f->result[i];
+        mla_str_printf(out, "%5zu %6zu %19.1f%% %34.3g%% ", r->layer, f->rank, 100 * r->kept, 100 * r->closed);
+        if (r->refined < 0) mla_str_put(out, "        -\n");
+        else mla_str_printf(out, "%8.3g%%%s\n", 100 * r->refined, r->accepted ? "" : " (not kept)");
+    }
+    mla_str_put(out, "rotary energy lost with 1, 2, .. shared keys per frequency, mean over layers:");
+    for (size_t g = 0; g < f->heads; g++) {
+        double lost = 0;
+        for (size_t i = 0; i < f->layers; i++) lost += (1 - f->energy[i * f->heads + g]) / (double)f->layers;
+        mla_str_printf(out, " %.3g%%", 100 * (lost > 1e-12 ? lost : 0));
+    }
+    mla_str_put(out, "\n");
+}

@@ -1,0 +1,74 @@
+/* Attention of the shared-rotary layout (model/shared.h): q as the base makes it; latent and rotary keys linear in the
+ * layer's input, so that the base's keys and values are never formed; then absorbed or expanded attention as elsewhere. */
+#include "runtime/rt.h"
+
+/* q (T, H, d) normed, and the gate where the model has one (rows of proj). */
+static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *h, rt_rows *q, mla_mem **proj, size_t *qw, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t T = b->rows, D = rt->cfg->hidden;
+    *qw = rt->cfg->attn_gate ? 2 * m->d : m->d;
+    RT_TRY(rt_scratch(rt, RT_S_PROJ, T, m->H * *qw, proj, err));
+    RT_TRY(rt_linear(rt, &l->q, (rt_rows){*proj, m->H * *qw}, (rt_rows){h, D}, T, err));
+    *q = (rt_rows){*proj, m->H * m->d};
+    if (!l->q_norm.p && *qw == m->d) return MLA_OK;
+    RT_TRY(rt_scratch(rt, RT_S_Q, T * m->H, m->d, &q->p, err));
+    if (!l->q_norm.p) return RT_OP(rt, copy_rows, q->p, m->d, *proj, *qw, T * m->H, m->d, err);
+    RT_TRY(rt_norm(rt, &l->q_norm, (rt_rows){q->p, m->d}, (rt_rows){*proj, *qw}, T * m->H, m->d, err));
+    return rt_tap(rt, b, MLA_TAP_Q_NORM, l->index, *q, q->ld, err);
+}
+
+/* Turns `heads` keys of rot dims per row, dense, each by its token's position. */
+static mla_status turn(mla_rt *rt, const rt_layer *l, const rt_block *b, rt_rows x, size_t heads, mla_err *err)
+{
+    size_t rot = l->sh.rot;
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        mla_rope_args a = {.x = mla_at(x.p, p->row * x.ld), .ldx = x.ld, .T = p->n, .heads = heads, .head_stride = rot, .rot = rot,
+                           .cos = p->cos, .sin = p->sin};
+        RT_TRY(RT_OP(rt, rope, &a, err));
+    }
+    return MLA_OK;
+}
+
+static mla_status write_piece(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows c, rt_rows z, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    mla_kv_write_args w = {.to = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .x = mla_at(c.p, p->row * c.ld), .ldx = c.ld, .T = p->n,
+                           .width = m->r, .pos0 = p->pos};
+    RT_TRY(RT_OP(rt, kv_write, &w, err));
+    w.to = rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v);
+    w.x = mla_at(z.p, p->row * z.ld);
+    w.ldx = z.ld;
+    w.width = m->rot;
+    return RT_OP(rt, kv_write, &w, err);
+}
+
+mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t T = b->rows, D = rt->cfg->hidden, qw;
+    rt_rows x = {h, D}, q, c = {NULL, m->r}, z = {NULL, m->rot}, q2 = {NULL, m->H * m->rot}, o = {NULL, m->H * m->dv};
+    mla_mem *proj;
+    RT_TRY(query(rt, l, b, h, &q, &proj, &qw, err));
+    RT_TRY(rt_scratch(rt, RT_S_C, T, c.ld, &c.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_KR, T, z.ld, &z.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_QROT, T, q2.ld, &q2.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_O, T, o.ld, &o.p, err));
+    RT_TRY(rt_linear(rt, &l->lat.enc[0], c, x, T, err));
+    RT_TRY(rt_linear(rt, &l->sh_key, z, x, T, err));
+    rt_head_map f = {.w = l->sh_query, .y = q2, .x = q, .yh = m->rot, .xh = m->d, .G = m->H, .m = 1};
+    RT_TRY(rt_per_head(rt, &f, T, err));
+    RT_TRY(turn(rt, l, b, z, l->sh.R, err));
+    RT_TRY(turn(rt, l, b, q2, m->H * l->sh.R, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, c.ld, err));
+    RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, z, z.ld, err));
+    for (size_t i = 0; i < b->n; i++) {
+        const rt_piece *p = &b->piece[i];
+        RT_TRY(write_piece(rt, l, p, c, z, err));
+        rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}, .q2 = {mla_at(q2.p, p->row * q2.ld), q2.ld}};
+        RT_TRY(rt_latent_attend(rt, l, p, qo, err));
+    }
+    if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, o.p, mla_at(proj, m->d), T * m->H, m->d, qw, err));
+    return rt_linear(rt, &l->o, (rt_rows){out, D}, o, T, err);
+}
