@@ -88,6 +88,7 @@ static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, in
     __shared__ float tot[MERGE / 32], top[MERGE / 32];
     const int row = blockIdx.y, b = blockIdx.z % d.B, grp = blockIdx.z / d.B, tile = row / N, n = row % N;
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
+    grid_release(); /* the next decode may be launched: it waits, too */
     grid_wait();
     const int2 sp = d.split[b];
     if (sp.x == sp.y) return;
@@ -222,9 +223,9 @@ static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_deco
 {
     const size_t el = d->cache == MLA_BF16 ? 2 : 1;
     const uint64_t row = (uint64_t)part->stride, page = row * el * MLA_DECODE_PAGE;
-    TensorBox b = {3, (int)el, {row, MLA_DECODE_PAGE, d->pages}, {row * el, page}, {box, MLA_DECODE_PAGE, 1}, swizzle};
+    TensorBox b = {3, (int)el, {row, MLA_DECODE_PAGE, d->pages}, {row * el, page}, {box, MLA_DECODE_PAGE, 1}, swizzle, true};
     if (groups)
-        b = TensorBox{4, (int)el, {row, MLA_DECODE_PAGE, groups, d->pages}, {row * el, 64 * el, page}, {box, 8, (uint32_t)groups, 1}, swizzle};
+        b = TensorBox{4, (int)el, {row, MLA_DECODE_PAGE, groups, d->pages}, {row * el, 64 * el, page}, {box, 8, (uint32_t)groups, 1}, swizzle, true};
     return tensor_box_map(m, part->base, &b, "decode", err);
 }
 

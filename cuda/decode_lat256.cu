@@ -1,6 +1,6 @@
-/* Hopper decode kernels built for latent 256: page-sharing, row-splitting and pair (decode_solo.cuh, decode_pair.cuh). */
+/* Hopper decode kernels built for latent 256: page-sharing, row-splitting and pair (decode_walk.cuh, decode_pair.cuh). */
 #include "cuda/decode_pair.cuh"
-#include "cuda/decode_solo.cuh"
+#include "cuda/decode_walk.cuh"
 
 #define SOLO(N, RB, FP8, NW) {256, N, RB, FP8, NW, NW, 0, 1, (const void *)decode_solo<256, N, RB, FP8, NW, false, 1>}
 #define ROWS(N, RB, FP8, NW) {256, N * NW, RB, FP8, NW, 1, 0, 1, (const void *)decode_solo<256, N, RB, FP8, NW, true, 1>}

@@ -1,6 +1,6 @@
-/* Hopper decode kernels built for latent 512: page-sharing, row-splitting and pair (decode_solo.cuh, decode_pair.cuh). */
+/* Hopper decode kernels built for latent 512: page-sharing, row-splitting and pair (decode_walk.cuh, decode_pair.cuh). */
 #include "cuda/decode_pair.cuh"
-#include "cuda/decode_solo.cuh"
+#include "cuda/decode_walk.cuh"
 
 #define SOLO(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, false, 1>}
 #define ROWS(N, RB, FP8, NW) {512, N * NW, RB, FP8, NW, 1, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, true, 1>}
@@ -19,7 +19,6 @@ extern const DecodeKernel mla_decode_k512[] = {
     ROWS(32, 1, false, 2),
     ROWS(32, 1, true, 2),
     ROWS(24, 1, false, 3),
-    ROWS2(48, 1, false, 2),
     SOLO2(48, 1, true, 2),
     ROWS2(48, 1, true, 2),
     SOLO(24, 4, false, 2),

@@ -141,7 +141,9 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         wgmma_pin(s);
     }
 
-    /* The other block's sum over its latents is added; both blocks get the same bits. */
+    /* The twin's sum over its latents is added; both blocks get the same bits. Two buffers suffice: a thread sends the sums
+     * of a page only when it has all of the page before, which every thread of the twin sent after it had read its buffer
+     * of the page before that. */
     __device__ __forceinline__ void exchange(float (&s)[N / 2])
     {
         const uint32_t which = wg * 2 + (swaps & 1), buf = base + sm.ex + which * (N * 256) + t * 16,
@@ -324,6 +326,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         bar_sync(BAR_WG + wg, 128);
     }
 
+    /* The page at pos, the blk-th of its sequence. */
     __device__ __forceinline__ void page(int blk, int len, int min_limit, bool first, bool last)
     {
         take_turn(first);
@@ -342,6 +345,16 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         softmax(s, blk, len, min_limit);
         if constexpr (FP8) pv_fp8();
         else pv_bf16();
+    }
+    /* Pages [i0, i1) of a sequence; done: pages of the block's earlier sequences. */
+    __device__ __forceinline__ void pages(int i0, int i1, int len, uint32_t done)
+    {
+        for (int blk = i0 + (SPLIT ? 0 : wg); blk < i1; blk += SPLIT ? 1 : NW) {
+            const uint32_t slot = (done + (uint32_t)(blk - i0)) * UNITS;
+            pos.slot = (int)(slot % (uint32_t)d.slots);
+            pos.phase = (slot / (uint32_t)d.slots) & 1;
+            page(blk, len, len - d.s_q + 1, blk == i0, blk + 1 == i1);
+        }
     }
 
     __device__ __forceinline__ void begin()
@@ -448,10 +461,48 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         bar_sync(BAR_ALL, ALL);
     }
 
+    /* bf16: sums go out as they lie in the fragments, 8 neighbouring values of each of 4 rows a store. Two warpgroups that
+     * share rows give each other half of theirs, a quarter of the latents at a time. */
+    static constexpr bool DIRECT = !FP8 && (SPLIT || (NW == 2 && TILES % 4 == 0));
+    template <bool F32> static __device__ __forceinline__ void put_value(char *row, int at, float x)
+    {
+        if (F32) ((float *)row)[at] = x;
+        else ((__nv_bfloat16 *)row)[at] = __float2bfloat16_rn(x);
+    }
+    template <bool F32, int WG> __device__ __forceinline__ void write_direct(char *const (&rows)[NC], const float (&f)[NC])
+    {
+        constexpr int Q = SPLIT ? TILES : TILES / 4;
+        float *space = (float *)(smem + sm.q) + t, *give = space + WG * Q * (N / 2) * 128, *take = space + (WG ^ 1) * Q * (N / 2) * 128;
+#pragma unroll
+        for (int r = 0; r < (SPLIT ? 1 : 2); r++) {
+            const int other = (WG ? 0 : TILES / 2) + r * Q, own = SPLIT ? 0 : (WG ? TILES / 2 : 0) + r * Q;
+#pragma unroll
+            for (int i = 0; i < Q && !SPLIT; i++)
+#pragma unroll
+                for (int e = 0; e < N / 2; e++) give[(i * (N / 2) + e) * 128] = acc[other + i][e] * f[2 * (e >> 2) + (e & 1)];
+            if (!SPLIT) bar_sync(BAR_ALL, ALL);
+#pragma unroll
+            for (int e = 0; e < N / 2; e++) {
+                const int k = 2 * (e >> 2) + (e & 1);
+                if (!rows[k]) continue;
+#pragma unroll
+                for (int i = 0; i < Q; i++)
+                    put_value<F32>(rows[k], 64 * (own + i) + 8 * (e >> 1 & 1), SPLIT ? acc[own + i][e] * f[k] : fmaf(acc[own + i][e], f[k], take[(i * (N / 2) + e) * 128]));
+            }
+            if (!SPLIT) bar_sync(BAR_ALL, ALL);
+        }
+    }
+    template <bool F32> __device__ __forceinline__ void write_rows(char *const (&rows)[NC], const float (&f)[NC])
+    {
+        if (SPLIT || wg == 0) write_direct<F32, 0>(rows, f);
+        else write_direct<F32, 1>(rows, f);
+    }
+
     /* whole: the block saw every page of the sequence and writes the output itself; otherwise a partial for the merge. */
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
     {
         float f[NC];
+        char *rows[NC]; /* DIRECT: where this thread's columns go, NULL: nowhere */
         total();
         if constexpr (!SPLIT) common_max(f);
         else bar_sync(BAR_ALL, ALL);
@@ -459,70 +510,23 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         for (int k = 0; k < NC; k++) {
             const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
             f[k] = SPLIT ? inv : f[k] * inv;
-            const int n = (SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n;
+            const int n = (SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n, at = rank * LAT + 16 * w + g;
+            const size_t part = ((size_t)part_slot * NT + n) * CL * LAT + at,
+                         o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + at;
+            rows[k] = row >= d.rows ? NULL : whole ? (char *)d.o.p + o * (d.o.f32 ? 4 : 2) : (char *)(d.po + part);
             if (row >= d.rows || w || g || (!SPLIT && wg) || rank) continue;
             const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
             if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
             else if (d.lse) d.lse[((size_t)b * d.s_q + row / d.Hg) * d.H + blockIdx.z * d.Hg + row % d.Hg] = lse2 * 0.693147180559945f;
         }
-        write_half<0>(f, b, whole, part_slot);
-        write_half<1>(f, b, whole, part_slot);
+        if constexpr (DIRECT) {
+            if (!whole || d.o.f32) write_rows<true>(rows, f);
+            else write_rows<false>(rows, f);
+        } else {
+            write_half<0>(f, b, whole, part_slot);
+            write_half<1>(f, b, whole, part_slot);
+        }
     }
 };
-
-template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL>
-static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem, const DecodeSmem &sm)
-{
-    using S = Solo<LAT, N, RB, FP8, NW, SPLIT, CL>;
-    S k(d, smem, sm);
-    const int part = blockIdx.x / CL;
-    const int2 from = d.begin[part], to = d.begin[part + 1];
-    uint32_t done = 0; /* pages of this block's earlier sequences */
-    for (int b = from.x; b <= to.x && b < d.B; b++) {
-        const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
-        if (i0 >= i1) continue;
-        bar_sync(BAR_ALL, S::ALL);
-        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT);
-        fence_async_smem();
-        bar_sync(BAR_ALL, S::ALL);
-        k.begin();
-        for (int blk = i0 + (SPLIT ? 0 : k.wg); blk < i1; blk += SPLIT ? 1 : NW) {
-            const uint32_t slot = (done + (uint32_t)(blk - i0)) * S::UNITS;
-            k.pos.slot = (int)(slot % (uint32_t)d.slots);
-            k.pos.phase = (slot / (uint32_t)d.slots) & 1;
-            k.page(blk, len, len - d.s_q + 1, blk == i0, blk + 1 == i1);
-        }
-        done += (uint32_t)(i1 - i0);
-        k.finish(b, i0 == 0 && i1 == n,
-                 ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / CL) + part) * 2 + (i0 > 0 ? 0 : 1));
-    }
-}
 #endif
-
-/* LAT: latents of one block. */
-template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL>
-__global__ void __launch_bounds__(NW * 128 + 128, 1)
-    decode_solo(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
-{
-#ifdef MLA_HOPPER
-    extern __shared__ __align__(1024) char smem_raw[];
-    char *smem = smem_1024(smem_raw);
-    constexpr int NT = SPLIT ? NW * N : N, ALONE = SPLIT ? 1 : NW;
-    constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, ALONE, FP8, CL);
-    const DecodeSmem sm(NT, LAT / 64 + RB, d.slots, ALONE, ROWS8 ? decode_unit(LAT, RB) : BOX, CL);
-    const uint32_t base = smem_u32(smem);
-    if (threadIdx.x == 0)
-        for (int i = 0; i < NW * (CL > 1 ? 3 : 1); i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
-    init_ring(base + sm.bars, d.slots, SPLIT ? 4 * NW : 4);
-    if (CL > 1) cluster_sync();
-    grid_wait();
-    if (threadIdx.x >= NW * 128) {
-        regs_shrink<24>();
-        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, ROWS8, CL>(&mc, &mr, d, base, sm);
-    } else {
-        regs_grow<NW == 2 ? 240 : 160>();
-        consume_solo<LAT, N, RB, FP8, NW, SPLIT, CL>(d, smem, sm);
-    }
-#endif
-}
 #endif

@@ -239,7 +239,7 @@ mla_status prefill_run(const PrefillP *p, cudaStream_t stream, mla_err *err)
     CUtensorMap mq, mk, mv;
     const size_t S = p->pos0 + p->T;
     auto map = [&](CUtensorMap *m, const void *base, size_t heads, size_t rows, unsigned box) {
-        const TensorBox b = {3, 2, {D, heads, rows}, {D * 2, heads * D * 2}, {64, 1, box}, true};
+        const TensorBox b = {3, 2, {D, heads, rows}, {D * 2, heads * D * 2}, {64, 1, box}, true, false};
         return tensor_box_map(m, base, &b, "prefill attention", err);
     };
     mla_status st = map(&mq, p->q, p->H, p->T, BM);

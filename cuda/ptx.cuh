@@ -51,6 +51,12 @@ static __device__ __forceinline__ void fence_async_smem(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/* 16 bytes into shared memory, zeros unless `yes`; cp_wait ends all of the thread's. */
+static __device__ __forceinline__ void cp16_if(uint32_t dst, const void *src, bool yes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(yes ? 16 : 0) : "memory");
+}
+static __device__ __forceinline__ void cp_wait(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 static __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;
