@@ -56,6 +56,7 @@ help:
 	@echo 'make bench-quality   KLD, agreement and perplexity of published factorizations and ours (docs/quality.md)'
 	@echo 'make fuzz       the readers under mutated inputs for FUZZ_SECONDS (60)'
 	@echo 'make faults     planted faults, each of which mla-verify gate must catch and name'
+	@echo 'make check-gate the shipped release policies on the bundled model, contexts up to 8k (minutes)'
 	@echo 'make interop    tests against Python libraries in a virtual environment of their own'
 	@echo 'make install PREFIX=/usr/local'
 

@@ -16,3 +16,8 @@ $(BUILD)/faults/mutate: tests/faults/mutate.c $(BUILD)/libmla.a
 .PHONY: faults
 faults: all $(FAULT_BIN)
 	@scripts/run-tests.sh tests/e2e/faults.sh
+
+# The shipped policies on the bundled model, contexts up to 8k: minutes, so not part of make check.
+.PHONY: check-gate
+check-gate: all
+	@BUILD=$(BUILD) scripts/check-gate.sh $(or $(OUT),out)/gate
