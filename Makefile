@@ -19,10 +19,17 @@ WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing
            -Wundef -Wformat=2 -Wwrite-strings -Wpointer-arith -Werror \
            $(if $(findstring clang,$(CC)),,-Wno-format-truncation) # messages are cut on purpose; clang has no such warning
 OPT     ?= -O2 -g
+# Hardening (docs/reliability.md), each flag where the compiler knows it; tests/e2e/hardening.sh reads the built programs.
+# _FORTIFY_SOURCE needs optimisation, and sanitizers bring checks of their own.
+takes    = $(shell echo 'int main(void){return 0;}' | $(CC) -Werror $(1) -x c -S -o /dev/null - 2>/dev/null && echo '$(1)')
+HARDEN  := $(if $(call takes,-fstack-protector-strong -fstack-clash-protection -fcf-protection),\
+             -fstack-protector-strong -fstack-clash-protection -fcf-protection,$(call takes,-fstack-protector-strong)) -fPIE
+FORTIFY  = $(if $(findstring -fsanitize,$(CFLAGS)),,$(if $(filter -O1 -O2 -O3 -Os,$(OPT)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
+HARDEN_LD := -pie -Wl,-z,relro,-z,now,-z,noexecstack
 # -ffp-contract=off: a*b+c rounds twice unless the source says fma(); no fast-math, ever.
-CFLAGS_ALL := -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Ilib $(WARN) $(OPT) -ffp-contract=off -fno-fast-math \
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Ilib $(WARN) $(OPT) $(HARDEN) $(FORTIFY) -ffp-contract=off -fno-fast-math \
               -pthread -MMD -MP $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
-LDLIBS_ALL := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread $(LDFLAGS)
+LDLIBS_ALL := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread $(HARDEN_LD) $(LDFLAGS)
 CHECK_LIBS  = $(shell pkg-config --cflags --libs check 2>/dev/null)
 
 # ISA variants: the file name's suffix says what it may use; backend/cpu picks one at run time.
@@ -42,7 +49,7 @@ CMD_COMMON := $(patsubst cmd/%.c,$(BUILD)/obj/cmd/%.o,$(filter-out $(PROGS:%=cmd
 TESTED  := $(foreach l,$(LAYERS),$(if $(wildcard tests/$(l)/test_*.c),$(l)))
 TEST_BIN:= $(TESTED:%=$(BUILD)/tests/test_%)
 
-.PHONY: all help
+.PHONY: all help FORCE
 all: $(PROGS:%=$(BUILD)/bin/%)
 
 help:
@@ -60,12 +67,18 @@ help:
 	@echo 'make interop    tests against Python libraries in a virtual environment of their own'
 	@echo 'make install PREFIX=/usr/local'
 
-$(BUILD)/obj/%.o: lib/%.c
+# Objects follow the flags that they are built with.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CFLAGS_ALL)' | cmp -s - $@ || echo '$(CFLAGS_ALL)' >$@
+FORCE:
+
+$(BUILD)/obj/%.o: lib/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC $<)
 	$(Q)$(CC) $(CFLAGS_ALL) $(call isa_flags,$<) -c -o $@ $<
 
-$(BUILD)/obj/cmd/%.o: cmd/%.c
+$(BUILD)/obj/cmd/%.o: cmd/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC $<)
 	$(Q)$(CC) $(CFLAGS_ALL) -Icmd -c -o $@ $<
