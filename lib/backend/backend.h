@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "tensor/coded.h"
 #include "tensor/dtype.h"
 #ifdef __cplusplus
 extern "C" {
@@ -40,11 +41,22 @@ typedef enum { MLA_PREC_F32, MLA_PREC_BF16 } mla_precision;
 /* Delivers rows [row0, row0 + n) of a matrix as f32 (n x in, dense). */
 typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, mla_err *err);
 
+/* How a weight stands in the device.
+ *   coded == NULL, !undecoded: decoded, in f32 or bf16 as the precision says.
+ *   coded: packed codes and scales, decoded block by block inside the product. With MLA_PREC_F32 the result has the bits of
+ *     the decoded weight's in stored order of columns (coded->perm moves the inputs), but for EXL3, which transforms
+ *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 activations are rounded to bf16; weights
+ *     are exact, or rounded to bf16 from 16 rows on where the CPU has bf16 products.
+ *   undecoded: nothing is kept; every product asks `rows` again, 32 rows at a time, from several threads: ctx must stay
+ *     as long as the weight. Same bits as decoded f32.
+ * A backend may decode in any case (`rows` is always there); EXL3 cannot be embedded from when packed. */
 typedef struct {
     size_t out, in;          /* W is (out, in) */
     mla_precision precision;
     mla_rows_fn rows;
-    void *ctx;               /* used only during weight_new */
+    void *ctx;               /* used only during weight_new, unless undecoded */
+    const mla_coded *coded;  /* used only during weight_new; a row that cannot be filled, or is not finite, is EFORMAT */
+    bool undecoded;
 } mla_weight_desc;
 
 typedef struct { /* y (T,out) = x (T,in) W^T [+ bias (out)]; accumulate: added to y instead */

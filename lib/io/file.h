@@ -21,6 +21,9 @@ typedef struct {
 
 MLA_CHECKED mla_status mla_file_map(mla_mapped *out, const char *path, mla_err *err);
 void mla_file_unmap(mla_mapped *m); /* zeroed struct is fine */
+/* The pages that lie wholly in [p, p + n) of the mapping are not needed soon: they stop counting as this process's memory
+ * and come back when they are read again. Bytes outside of the mapping are left alone. */
+void mla_file_release(const mla_mapped *m, const void *p, size_t n);
 MLA_CHECKED mla_status mla_file_unchanged(const mla_mapped *m, mla_err *err);
 
 /* Whole file of at most `max` bytes; NUL appended after *size bytes. Caller frees *out with mla_free. */

@@ -14,6 +14,7 @@
 #include "io/gguf.h"
 #include "model/config.h"
 #include "model/factors.h"
+#include "quant/coded.h"
 #include "quant/quant.h"
 #include "text/tokenizer.h"
 
@@ -57,6 +58,11 @@ MLA_CHECKED mla_status mla_model_mat(const mla_model *m, mla_wkind k, size_t lay
  * decode in blocks of rows keep the last few blocks). Non-finite values are refused with tensor name and index (logical row, column).
  * Safe from several threads at once. */
 MLA_CHECKED mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla_err *err);
+/* The matrix as stored codes, in logical rows (quant/coded.h): *fits is false for what has no such form. Borrows *w and
+ * the model while rows are filled; free with mla_coded_free. */
+MLA_CHECKED mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *err);
+/* The stored pages of a matrix stop counting as memory of this process until somebody reads them again. */
+void mla_mat_release(const mla_mat *w);
 /* A whole vector kind (1 row), length checked; caller frees with mla_free. */
 MLA_CHECKED mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err);
 /* Stored name of a kind ("model.layers.3.self_attn.k_proj.weight", GGUF: "blk.3.attn_k.weight"); of a quantized matrix,

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "io/file.h"
 #include "model/model_impl.h"
 #include "tensor/compare.h"
 
@@ -116,6 +117,55 @@ mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, float *dst, mla
     mla_status st = gather_rows(w->model, b, row0, n, dst, err);
     if (st == MLA_OK) st = permute_cols(c, b, n, dst, err);
     return st == MLA_OK ? transform(b, row0, n, dst, err) : st;
+}
+
+/* The stored row of a logical one; map is the mla_mat. */
+static size_t stored_row(const void *map, size_t row)
+{
+    const mla_mat *w = map;
+    return mla_view_src(&w->model->cfg, mla_binding_of(w->model, w->kind, w->layer)->view, row);
+}
+
+/* Columns stay as they are stored; the inputs are brought to them. */
+static mla_status order_cols(const mla_mat *w, const mla_binding *b, mla_coded *c, mla_err *err)
+{
+    uint32_t *perm = mla_alloc_raw(b->in, 1, sizeof *perm);
+    if (!perm) return mla_fail(err, MLA_ENOMEM, "%s: order of %zu columns", b->q.name, b->in);
+    for (size_t j = 0; j < b->in; j++) perm[mla_view_src(&w->model->cfg, b->view, j)] = (uint32_t)j;
+    c->perm = perm;
+    return MLA_OK;
+}
+
+mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *err)
+{
+    const mla_binding *b = mla_binding_of(w->model, w->kind, w->layer);
+    if (!b) return absent(w->model, w->kind, w->layer, err);
+    *fits = false;
+    *out = (mla_coded){0};
+    if (b->xform != MLA_X_NONE) return MLA_OK;
+    mla_status st = mla_qmat_coded(out, fits, &b->q, err);
+    if (st != MLA_OK || !*fits) return st;
+    bool cols = mla_view_cols(b->view), rows = b->view != MLA_V_PLAIN && !cols;
+    if ((out->code == MLA_CODE_TRELLIS && (rows || cols)) || (cols && out->perm)) {
+        *fits = false;
+        mla_coded_free(out);
+        return MLA_OK;
+    }
+    out->out = b->out; /* a view may show some rows of a fused matrix */
+    if (rows) out->row_of = stored_row, out->map = w;
+    return cols ? order_cols(w, b, out, err) : MLA_OK;
+}
+
+void mla_mat_release(const mla_mat *w)
+{
+    const mla_model *m = w->model;
+    const mla_binding *b = mla_binding_of(m, w->kind, w->layer);
+    for (size_t p = 0; b && p < b->q.nparts; p++) {
+        const mla_tensor *t = &b->q.part[p];
+        if (m->gguf) mla_file_release(mla_gguf_file(m->gguf), t->data, t->nbytes);
+        for (size_t s = 0; m->ckpt && s < mla_ckpt_shard_count(m->ckpt); s++)
+            mla_file_release(mla_st_file(mla_ckpt_shard(m->ckpt, s)), t->data, t->nbytes);
+    }
 }
 
 mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err)

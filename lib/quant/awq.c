@@ -3,6 +3,7 @@
  * qweight I32 [in, out/8], qzeros I32 [groups, out/8], scales F16 or BF16 [groups, out]. Output o is nibble
  * ORDER[o % 8] of word o / 8. Zero points are stored as they are. */
 #include "base/ckd.h"
+#include "quant/coded_parts.h"
 #include "quant/formats.h"
 #include "quant/parts.h"
 
@@ -67,6 +68,28 @@ static mla_status awq_rows(const mla_qmat *m, size_t row0, size_t nrows, float *
         r += run;
     }
     return MLA_OK;
+}
+
+static mla_status awq_fill(const mla_coded *c, size_t o, const mla_coded_row *to, mla_err *err)
+{
+    const mla_qmat *m = c->ctx;
+    size_t words = m->out / 8;
+    unsigned at = 4 * ORDER[o % 8];
+    (void)err;
+    for (size_t g = 0; g < m->part[SCALES].shape[0]; g++) {
+        mla_coded_put(to->scale + 2 * g, &m->part[SCALES], g * m->out + o, 2);
+        to->offset[g] = (uint8_t)(mla_qword(m->part[ZEROS].data, g * words + o / 8) >> at & 15);
+    }
+    for (size_t i = 0; i < m->in; i++) to->code[i] = (uint8_t)(mla_qword(m->part[CODES].data, i * words + o / 8) >> at & 15);
+    return MLA_OK;
+}
+
+bool mla_coded_awq(mla_coded *c, const mla_qmat *m)
+{
+    c->group = m->group_in;
+    c->offset = MLA_OFFSET_ZERO;
+    c->fill = awq_fill;
+    return mla_coded_ints(c, 4, 0) && mla_coded_scale(c, m->part[SCALES].dtype) && c->scale != MLA_SCALE_F32;
 }
 
 const mla_qformat MLA_QFORMAT_AWQ = {"AWQ gemm", MLA_QL_AWQ, awq_detect, awq_describe, awq_rows};

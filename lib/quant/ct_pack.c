@@ -4,6 +4,7 @@
  * weight_scale [out, groups] (F32, F16, BF16). weight_shape I64 [2] = [out, in]. Without weight_zero_point I32
  * [ceil(out bits / 32), groups], packed the same way down the OUTPUTS, z is 2^(bits - 1). */
 #include "base/ckd.h"
+#include "quant/coded_parts.h"
 #include "quant/formats.h"
 #include "quant/parts.h"
 
@@ -156,6 +157,32 @@ static mla_status pack_rows(const mla_qmat *m, size_t row0, size_t nrows, float 
         }
     }
     return MLA_OK;
+}
+
+/* In order of places: without perm a place is its column. */
+static mla_status pack_fill(const mla_coded *c, size_t o, const mla_coded_row *to, mla_err *err)
+{
+    const mla_qmat *m = c->ctx;
+    const unsigned char *row = (const unsigned char *)m->part[PACKED].data + o * m->part[PACKED].shape[1] * 4;
+    size_t groups = mla_qceil(m->in, m->group_in), n = mla_scale_size(c->scale);
+    uint8_t flip = c->code == MLA_CODE_INT8 ? 128 : 0; /* signed codes */
+    (void)err;
+    for (size_t g = 0; g < groups; g++) {
+        mla_coded_put(to->scale + g * n, &m->part[SCALE], o / m->group_out * groups + g, n);
+        if (c->offset == MLA_OFFSET_ZERO) to->offset[g] = (uint8_t)zero_at(m, o, g) ^ flip;
+    }
+    for (size_t p = 0; p < m->in; p++) to->code[p] = (uint8_t)code_at(row, 1, c->perm ? c->perm[p] : p, m->bits) ^ flip;
+    return MLA_OK;
+}
+
+bool mla_coded_ct_pack(mla_coded *c, const mla_qmat *m)
+{
+    bool zeros = m->kind & HAS_ZERO;
+    c->group = m->group_in;
+    c->fill = pack_fill;
+    if (zeros) c->offset = MLA_OFFSET_ZERO;
+    return mla_coded_ints(c, m->bits, zeros || m->bits == 8 ? 0 : 1 << (m->bits - 1)) && mla_coded_scale(c, m->part[SCALE].dtype) &&
+           !(zeros && c->scale == MLA_SCALE_F32);
 }
 
 const mla_qformat MLA_QFORMAT_CT_PACK = {"compressed-tensors pack-quantized", MLA_QL_CT_PACK, pack_detect, pack_describe, pack_rows};

@@ -4,6 +4,7 @@
  * i/16, 1 = minus). A scalar I32 "mcg" or "mul1" names the codebook, neither means "3inst". Stored dims are multiples of
  * 128; mla_qmat_expect trims them. One row costs a block of 128: every output of a block is a sum over all of them. */
 #include "base/alloc.h"
+#include "quant/coded_parts.h"
 #include "quant/exl3_tile.h"
 #include "quant/formats.h"
 #include "quant/parts.h"
@@ -143,6 +144,23 @@ static mla_status exl3_rows(const mla_qmat *m, size_t row0, size_t nrows, float 
     }
     mla_free(x);
     return MLA_OK;
+}
+
+static void exl3_sides(const mla_coded *c, float *su, float *sv)
+{
+    const mla_qmat *m = c->ctx;
+    for (size_t i = 0; i < c->trellis.in128; i++) su[i] = factor(&m->part[SU], i);
+    for (size_t o = 0; o < c->trellis.out128; o++) sv[o] = factor(&m->part[SV], o);
+}
+
+bool mla_coded_exl3(mla_coded *c, const mla_qmat *m)
+{
+    const mla_tensor *t = &m->part[TRELLIS];
+    c->code = MLA_CODE_TRELLIS;
+    c->sides = exl3_sides;
+    c->trellis = (mla_trellis){.tiles = t->data, .twice_k = m->kind & 255, .codebook = (m->kind >> 8) - MLA_QC_3INST,
+                               .in128 = t->shape[0] * 16, .out128 = t->shape[1] * 16};
+    return true;
 }
 
 const mla_qformat MLA_QFORMAT_EXL3 = {"EXL3", MLA_QL_EXL3, exl3_detect, exl3_describe, exl3_rows};

@@ -4,18 +4,10 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "quant/gguf_bits.h"
 #include "tensor/dtype.h"
-#include "tensor/fp.h"
 
 typedef void (*block_fn)(const unsigned char *b, float *y); /* one block */
-
-static uint16_t u16le(const unsigned char *b) { return (uint16_t)(b[0] | b[1] << 8); }
-static uint32_t u32le(const unsigned char *b) { return u16le(b) | (uint32_t)u16le(b + 2) << 16; }
-static float f16(const unsigned char *b) { return mla_f16_f32(u16le(b)); }
-/* Nibble j of 16 bytes: low halves are values 0..15, high halves 16..31. */
-static unsigned nibble(const unsigned char *q, unsigned j) { return q[j % 16] >> 4 * (j / 16) & 15u; }
-/* Two-bit value j of 64 bytes: 32 bytes give four planes of 32 values, then the next 32 bytes. */
-static unsigned crumb(const unsigned char *q, unsigned j) { return q[32 * (j / 128) + j % 32] >> 2 * (j % 128 / 32) & 3u; }
 
 static void q4_0(const unsigned char *b, float *y)
 {
@@ -64,17 +56,10 @@ static void q3_k(const unsigned char *b, float *y)
     float d = f16(b + 108);
     for (unsigned j = 0; j < 256; j++) {
         unsigned k = j / 16;
-        int scale = (int)((s[k % 8] >> 4 * (k / 8) & 15u) + 16 * (s[8 + k % 4] >> 2 * (k / 4) & 3u)) - 32;
+        int scale = q3_scale(s, k);
         int v = (int)crumb(q, j) - (hmask[j % 32] >> j / 32 & 1 ? 0 : 4);
         y[j] = d * (float)scale * (float)v;
     }
-}
-
-/* Six-bit scale and minimum of group k < 8 from the 12 bytes s. */
-static void scale_min(const unsigned char *s, unsigned k, unsigned *sc, unsigned *mn)
-{
-    *sc = k < 4 ? s[k] & 63u : (s[k + 4] & 15u) | (unsigned)(s[k - 4] >> 6) << 4;
-    *mn = k < 4 ? s[k + 4] & 63u : (unsigned)(s[k + 4] >> 4) | (unsigned)(s[k] >> 6) << 4;
 }
 
 /* Q4_K and Q5_K: qh is NULL or the 32 bytes of fifth bits. */
@@ -106,8 +91,6 @@ static void q6_k(const unsigned char *b, float *y)
     }
 }
 
-static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 static void iq4_nl(const unsigned char *b, float *y)
 {
     float d = f16(b);
@@ -117,9 +100,8 @@ static void iq4_nl(const unsigned char *b, float *y)
 static void iq4_xs(const unsigned char *b, float *y)
 {
     float d = f16(b);
-    unsigned sh = u16le(b + 2);
     for (unsigned k = 0; k < 8; k++) {
-        int s = (int)((b[4 + k / 2] >> 4 * (k % 2) & 15u) + 16 * (sh >> 2 * k & 3u)) - 32;
+        int s = iq4_scale(b, k);
         float ds = d * (float)s;
         for (unsigned j = 0; j < 32; j++) y[32 * k + j] = ds * (float)IQ4[nibble(b + 8 + 16 * k, j)];
     }
@@ -152,9 +134,8 @@ static void tq2_0(const unsigned char *b, float *y)
 /* Twice the e2m1 values times half the e8m0 scale: as the library, so byte 255 is the number 2^128, not a NaN. */
 static void mxfp4(const unsigned char *b, float *y)
 {
-    static const int8_t TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    float half = mla_bits_f32(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
-    for (unsigned j = 0; j < 32; j++) y[j] = half * (float)TWICE[nibble(b + 1, j)];
+    float half = half_e8m0(b[0]);
+    for (unsigned j = 0; j < 32; j++) y[j] = half * (float)TWICE_E2M1[nibble(b + 1, j)];
 }
 
 typedef struct {

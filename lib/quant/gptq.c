@@ -5,6 +5,7 @@
  * "gptq" (v1) stores z - 1, subtracted from the WHOLE word: a zero point of 0 borrows from its neighbour, so 1 is added
  * to every field by one addition to the word, wrapping at 32 bits. "gptq_v2" stores z. Only the config tells the two apart. */
 #include "base/ckd.h"
+#include "quant/coded_parts.h"
 #include "quant/formats.h"
 #include "quant/parts.h"
 
@@ -135,6 +136,32 @@ static mla_status gptq_rows(const mla_qmat *m, size_t row0, size_t nrows, float 
         if (st) return st;
     }
     return MLA_OK;
+}
+
+static mla_status gptq_fill(const mla_coded *c, size_t o, const mla_coded_row *to, mla_err *err)
+{
+    const mla_qmat *m = c->ctx;
+    size_t per = 32 / m->bits, words = m->out / per;
+    uint8_t flip = c->code == MLA_CODE_INT8 ? 128 : 0; /* signed codes */
+    (void)err;
+    for (size_t g = 0; g < m->part[SCALES].shape[0]; g++) {
+        mla_coded_put(to->scale + 2 * g, &m->part[SCALES], g * m->out + o, 2);
+        to->offset[g] = (uint8_t)field(zero_word(m, g * words + o / per), o, m->bits) ^ flip;
+    }
+    for (size_t p = 0; p < m->in; p++) {
+        size_t i = c->perm ? c->perm[p] : p;
+        to->code[p] = (uint8_t)field(mla_qword(m->part[CODES].data, i / per * m->out + o), i, m->bits) ^ flip;
+    }
+    return MLA_OK;
+}
+
+bool mla_coded_gptq(mla_coded *c, const mla_qmat *m)
+{
+    c->group = m->group_in;
+    c->offset = MLA_OFFSET_ZERO;
+    c->fill = gptq_fill;
+    return m->kind != V_UNTOLD && mla_coded_ints(c, m->bits, 0) && mla_coded_scale(c, m->part[SCALES].dtype) &&
+           c->scale != MLA_SCALE_F32;
 }
 
 const mla_qformat MLA_QFORMAT_GPTQ = {"GPTQ", MLA_QL_GPTQ, gptq_detect, gptq_describe, gptq_rows};

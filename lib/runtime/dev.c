@@ -70,11 +70,48 @@ static mla_status mat_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err
     return mla_mat_rows(ctx, row0, n, dst, err);
 }
 
+/* As stored codes, or *done stays false: no such form, or a code or scale that is no number, which reading rows will name. */
+static mla_status as_codes(mla_rt *rt, rt_lin *l, const mla_mat *m, mla_weight_desc *d, bool *done, mla_err *err)
+{
+    mla_coded c;
+    bool fits;
+    RT_TRY(mla_mat_coded(m, &c, &fits, err));
+    if (fits && c.code == MLA_CODE_BF16 && d->precision == MLA_PREC_BF16) fits = false; /* decoded, it is the same and faster */
+    if (fits && c.code == MLA_CODE_TRELLIS && m->kind == MLA_W_EMBED) fits = false;
+    d->coded = fits ? &c : NULL;
+    mla_status st = fits ? rt_lin_new(rt, l, d, err) : MLA_OK;
+    d->coded = NULL;
+    mla_coded_free(&c);
+    *done = fits && st == MLA_OK;
+    return st == MLA_EFORMAT ? MLA_OK : st;
+}
+
+/* Whether holding it decoded takes more memory than the stored form may. */
+static bool grows(const mla_mat *m, mla_precision p)
+{
+    return (double)m->out * (double)m->in * (p == MLA_PREC_F32 ? 4 : 2) > 1.15 * (double)m->stored_bytes;
+}
+
 mla_status rt_lin_model(mla_rt *rt, rt_lin *l, mla_wkind k, size_t layer, mla_err *err)
 {
     mla_mat m;
+    bool done = false;
     RT_TRY(mla_model_mat(rt->model, k, layer, &m, err));
-    return rt_lin_new(rt, l, &(mla_weight_desc){.out = m.out, .in = m.in, .precision = rt->o.precision, .rows = mat_rows, .ctx = &m}, err);
+    mla_weight_desc d = {.out = m.out, .in = m.in, .precision = rt->o.precision, .rows = mat_rows, .ctx = &m};
+    if (!rt->o.decode_weights) RT_TRY(as_codes(rt, l, &m, &d, &done, err));
+    if (!done && !rt->o.decode_weights && grows(&m, d.precision)) {
+        mla_mat *own = mla_alloc(1, 1, sizeof *own);
+        if (!own) return mla_fail(err, MLA_ENOMEM, "a matrix of layer %zu", layer);
+        *own = m;
+        d.ctx = own, d.undecoded = true;
+        mla_status st = rt_lin_new(rt, l, &d, err);
+        l->mat = own;
+        if (st != MLA_OK) rt_lin_free(rt, l);
+        return st;
+    }
+    if (!done) RT_TRY(rt_lin_new(rt, l, &d, err));
+    mla_mat_release(&m);
+    return MLA_OK;
 }
 
 void rt_lin_free(mla_rt *rt, rt_lin *l)
@@ -83,6 +120,7 @@ void rt_lin_free(mla_rt *rt, rt_lin *l)
         rt->bytes -= rt->be->ops->weight_bytes(l->w);
         RT_OP(rt, weight_free, l->w);
     }
+    if (!l->borrowed) mla_free(l->mat);
     rt_buf_free(rt, &l->bias);
     *l = (rt_lin){0};
 }

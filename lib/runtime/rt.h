@@ -25,7 +25,8 @@ typedef struct { /* a linear layer; w == NULL: the model has none */
     mla_weight *w;
     rt_buf bias;
     size_t out, in;
-    bool borrowed;   /* w belongs to another rt_lin (tied embeddings) */
+    mla_mat *mat;    /* what an undecoded weight reads rows of; else NULL */
+    bool borrowed;   /* w and mat belong to another rt_lin (tied embeddings) */
 } rt_lin;
 
 typedef struct { /* rows of f32, ld elements apart */

@@ -27,6 +27,7 @@ typedef struct {
     bool absorb_prefill;       /* absorbed form in prefill, too (tests) */
     bool expand_decode;        /* expanded form in decode, too (tests) */
     bool mtp;                  /* load the MTP head */
+    bool decode_weights;       /* hold weights decoded at the precision instead of as stored (tests, benchmarks) */
     mla_log *log;
 } mla_rt_opts;
 

@@ -53,4 +53,5 @@ Suite *suite_cache(void);
 Suite *suite_moments(void);
 Suite *suite_edges(void);
 Suite *suite_divisor(void);
+Suite *suite_coded(void);
 #endif

@@ -2,10 +2,13 @@
  *
  * usage: bench_runtime MODEL CORPUS IDS_OUT threads prefill decode repetitions sweep_MiB
  * Writes the ids that were fed to IDS_OUT, one per line, for the other engines of the same run. Prints:
- *   f32_prefill, bf16_prefill, f32_decode, bf16_decode      tokens/s, medians
- *   f32_bytes, bf16_bytes                                    bytes that decoding one token must read: weights + cache
- *   sweep                                                    bytes/s of the sweep
- *   f32_next, bf16_next                                      the greedy token after the prompt, so that engines can be compared */
+ *   {f32,bf16,packed,packed16}_prefill, _decode   tokens/s, medians: weights decoded to f32 or bf16; as stored, with f32 or
+ *                                                 with bf16 activations and cache
+ *   .._bytes                                      bytes that decoding one token must read: weights + cache
+ *   .._memory                                     bytes on the device at most: weights, cache, activations
+ *   .._next                                       the greedy token after the prompt, so that engines can be compared
+ *   stored                                        bytes of the model's file
+ *   sweep                                         bytes/s of the sweep */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -53,14 +56,14 @@ static int32_t repetition(lab *b, mla_rt *rt, mla_seq *seq, float *logits, lab_s
     return first;
 }
 
-static void engine(lab *b, const char *name, mla_precision p, mla_dtype kv)
+static void engine(lab *b, const char *name, mla_precision p, mla_dtype kv, bool decoded)
 {
     mla_err err = {0};
     mla_rt *rt = NULL;
     mla_seq *seq = NULL;
     lab_series pre = {.n = 0}, dec = {.n = 0}, none = {.n = 0};
     char key[64];
-    lab_must(mla_rt_open(&rt, b->m, b->be, &(mla_rt_opts){.precision = p, .kv_dtype = kv, .gdn_chunk = 64}, &err), &err);
+    lab_must(mla_rt_open(&rt, b->m, b->be, &(mla_rt_opts){.precision = p, .kv_dtype = kv, .gdn_chunk = 64, .decode_weights = decoded}, &err), &err);
     lab_must(mla_seq_new(&seq, rt, b->prefill + b->decode + 1, &err), &err);
     float *logits = mla_alloc(mla_rt_config(rt)->vocab, 1, sizeof *logits);
     if (!logits) exit(3);
@@ -73,7 +76,10 @@ static void engine(lab *b, const char *name, mla_precision p, mla_dtype kv)
     lab_print(key, &dec);
     snprintf(key, sizeof key, "%s_bytes", name);
     double width = p == MLA_PREC_BF16 ? 2 : 4, context = (double)b->prefill + 0.5 * (double)b->decode;
-    lab_print_value(key, width * (double)mla_model_trunk_params(b->m) + context * (double)mla_rt_kv_bytes_per_token(rt));
+    double weights = decoded ? width * (double)mla_model_trunk_params(b->m) : (double)mla_model_stored_bytes(b->m);
+    lab_print_value(key, weights + context * (double)mla_rt_kv_bytes_per_token(rt));
+    snprintf(key, sizeof key, "%s_memory", name);
+    lab_print_value(key, (double)mla_rt_peak_bytes(rt));
     snprintf(key, sizeof key, "%s_next", name);
     lab_print_value(key, (double)first);
     mla_free(logits);
@@ -100,8 +106,11 @@ int main(int argc, char **argv)
     if (!f) return 3;
     for (size_t i = 0; i < b.prefill; i++) fprintf(f, "%d\n", (int)b.ids[i]);
     if (fclose(f) != 0) return 3;
-    engine(&b, "bf16", MLA_PREC_BF16, MLA_BF16);
-    engine(&b, "f32", MLA_PREC_F32, MLA_F32);
+    engine(&b, "packed", MLA_PREC_F32, MLA_F32, false);
+    engine(&b, "packed16", MLA_PREC_BF16, MLA_BF16, false);
+    engine(&b, "bf16", MLA_PREC_BF16, MLA_BF16, true);
+    engine(&b, "f32", MLA_PREC_F32, MLA_F32, true);
+    lab_print_value("stored", (double)mla_model_stored_bytes(b.m));
     lab_print("sweep", &b.sweep);
     mla_free(b.area);
     mla_free(b.ids);

@@ -15,6 +15,7 @@ Suite *latent_suite(void);
 Suite *shared_suite(void);
 Suite *refuse_suite(void);
 Suite *naive_suite(void);
+Suite *packed_suite(void);
 
 /* A model on a backend. Everything aborts the test on failure. */
 typedef struct {

@@ -19,11 +19,29 @@ typedef struct {
     char text[200];
 } mla_cpu;
 
+typedef enum { MLA_W_DECODED, MLA_W_CODES, MLA_W_TRELLIS, MLA_W_UNDECODED } mla_weight_form;
+
+typedef struct { /* one panel of codes: where its parts stand, in bytes */
+    mla_coded c;            /* without perm, fill and what belongs to the format */
+    size_t octets;          /* inputs / 8, rounded up */
+    size_t groups, supers;
+    size_t b, scales, offsets, supers_at, super_offs, marks;
+} mla_code_layout;
+
 struct mla_weight {
-    size_t out, in, panels; /* panels of MLA_NR outputs */
+    mla_weight_form form;
+    size_t out, in, panels; /* panels of MLA_NR outputs; TRELLIS: in and panels of stored dims, multiples of 128 */
+    size_t trellis_in;      /* TRELLIS: inputs, the rest of `in` is padding */
     size_t panel_bytes, bytes;
     mla_precision precision;
-    char *data;             /* (panels) of (in, MLA_NR) f32 or (ceil(in/2), MLA_NR) bf16 pairs */
+    char *data;             /* DECODED: (panels) of (in, MLA_NR) f32 or (ceil(in/2), MLA_NR) bf16 pairs */
+    char *block;            /* what data lies in */
+    uint32_t *perm;         /* CODES: (in) input of every place; NULL: as they come */
+    mla_code_layout code;
+    mla_trellis_plan plan;  /* TRELLIS: panels of (in128 / 16, words, 16) u32 */
+    float *su, *sv;         /* TRELLIS: (in128), (out128), sv with both transforms' 1/128 */
+    mla_rows_fn rows;       /* UNDECODED */
+    void *ctx;
 };
 
 static inline mla_cpu *mla_cpu_of(mla_backend *be) { return (mla_cpu *)(void *)be; }
@@ -60,6 +78,17 @@ void mla_cpu_panels(float *dst, const float *src, size_t ld, size_t K, size_t N)
 mla_status mla_cpu_weight_new(mla_backend *, mla_weight **out, const mla_weight_desc *, mla_err *);
 void mla_cpu_weight_free(mla_backend *, mla_weight *);
 size_t mla_cpu_weight_bytes(const mla_weight *);
+mla_status mla_cpu_coded_new(mla_cpu *, mla_weight *w, const mla_weight_desc *, mla_err *); /* fills *w; freed by the caller */
+mla_status mla_cpu_trellis_new(mla_cpu *, mla_weight *w, const mla_weight_desc *, mla_err *);
+/* Values at [MLA_KP kp, + at most MLA_KP) of panel p of CODES or TRELLIS, rounded up to octets: dst (MLA_KP, MLA_NR).
+ * scales: room of 2 MLA_CODE_PANELS MLA_CODE_SEGS MLA_NR f32. */
+void mla_cpu_code_tile(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t kp, float *dst, float *scales);
+/* c (np, MLA_NR) = or += the same times x, panels p .. p + np - 1 */
+void mla_cpu_code_gemv(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t np, size_t kp, const float *x, float *c, float *scales);
+#define MLA_CODE_SCALES ((size_t)2 * MLA_CODE_PANELS * MLA_CODE_SEGS * MLA_NR)
+/* Around the product of TRELLIS: x (T, in; ldx) to x2 (T, in128), y2 (T, out128) to y. */
+void mla_cpu_trellis_in(const mla_cpu_kern *k, const mla_weight *w, float *x2, const float *x);
+void mla_cpu_trellis_out(const mla_cpu_kern *k, const mla_weight *w, float *y2); /* one row in place */
 mla_status mla_cpu_linear(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
 mla_status mla_cpu_embed(mla_backend *, const mla_weight *, mla_mem *y, const int32_t *ids, size_t T, mla_err *);
 mla_status mla_cpu_rmsnorm(mla_backend *, const mla_norm_args *, mla_err *);

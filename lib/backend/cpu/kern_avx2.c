@@ -2,6 +2,7 @@
 #include "backend/cpu/kernels.h"
 #if defined(__x86_64__)
 #include "backend/cpu/rows_body.h"
+#include "backend/cpu/codes_body.h"
 
 #define ROWS 6
 #define AHEAD 4096 /* bytes */
@@ -304,7 +305,7 @@ void mla_cpu_fill_avx2(mla_cpu_kern *k)
         .isa = MLA_ISA_AVX2, .name = "avx2", .bf16_pairs = false,
         .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
         .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
-        MLA_ROW_KERNELS,
+        MLA_ROW_KERNELS, MLA_CODE_KERNELS,
     };
 }
 #endif

@@ -2,6 +2,7 @@
 #include "backend/cpu/kernels.h"
 #if defined(__x86_64__)
 #include "backend/cpu/rows_body.h"
+#include "backend/cpu/codes_body.h"
 #include "backend/cpu/stored_avx512.h"
 #include "backend/cpu/tile_avx512.h"
 
@@ -188,7 +189,7 @@ void mla_cpu_fill_avx512(mla_cpu_kern *k)
         .isa = MLA_ISA_AVX512, .name = "avx512", .bf16_pairs = false,
         .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
         .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = keys,
-        MLA_ROW_KERNELS,
+        MLA_ROW_KERNELS, MLA_CODE_KERNELS,
     };
 }
 #endif

@@ -41,6 +41,13 @@ static void round_a(void *dst, const float *src, size_t n)
 /* Two f32 vectors to one of pairs, a in the low halves */
 MLA_INLINE __m512i pair_of(__m512 a, __m512 b) { return _mm512_or_si512(_mm512_srli_epi32(round_high(a), 16), round_high(b)); }
 
+static void pair_rows(uint32_t *dst, const float *src, size_t k)
+{
+    for (size_t i = 0; i < k; i += 2, src += 2 * MLA_NR, dst += MLA_NR)
+        for (size_t h = 0; h < MLA_NR; h += 16)
+            _mm512_storeu_si512(dst + h, pair_of(_mm512_loadu_ps(src + h), _mm512_loadu_ps(src + MLA_NR + h)));
+}
+
 /* A square of stored rows as columns of pairs; an odd end is paired with zero. plain: bf16 at scale 1, pairs already. */
 MLA_INLINE void pair_square(const size_t per, const bool plain, const bool whole, uint32_t *dst, const mla_stored_rows *s, size_t h, size_t i)
 {
@@ -146,6 +153,7 @@ void mla_cpu_fill_avx512bf16(mla_cpu_kern *k)
     k->bf16_pairs = true;
     k->tile_bf16 = tile_bf16;
     k->round_a = round_a;
+    k->pair_rows = pair_rows;
     k->key_pairs = key_pairs;
     k->value_pairs = value_pairs;
 }

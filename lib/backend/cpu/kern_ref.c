@@ -1,6 +1,7 @@
 /* The portable variant: plain C with fmaf, the oracle of every other variant. */
 #define MLA_SIMD_REF
 #include "backend/cpu/rows_body.h"
+#include "backend/cpu/codes_body.h"
 
 /* f32 rows of A, one product at a time; b holds f32. */
 static void tile_f32(size_t m, const mla_tile *t)
@@ -72,6 +73,6 @@ void mla_cpu_fill_ref(mla_cpu_kern *k)
         .isa = MLA_ISA_REF, .name = "ref", .bf16_pairs = false,
         .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
         .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
-        MLA_ROW_KERNELS,
+        MLA_ROW_KERNELS, MLA_CODE_KERNELS,
     };
 }

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "tensor/coded.h"
 
 #define MLA_NR 32   /* columns per packed panel */
 #define MLA_MR 14   /* most rows per microkernel call */
@@ -64,6 +65,40 @@ typedef struct { /* rows of a cache */
     float scale;
 } mla_stored_rows;
 
+#define MLA_CODE_PANELS 2                              /* panels of codes that a product with one row takes at once */
+#define MLA_CODE_SEGS (MLA_KP / MLA_CODED_UNIT + 1)    /* groups that a block of MLA_KP inputs can touch */
+
+typedef struct { /* a block of at most MLA_KP inputs of packed panels; tensor/coded.h says what codes and scales mean */
+    mla_code code;
+    bool offset;               /* m is there */
+    const float *lo, *hi;      /* (16) */
+    const uint32_t *a, *b;     /* planes of the first panel, from this block on; b: only where a code has two */
+    const uint8_t *marks;      /* E4M3: octets of the first panel that hold a subnormal; the next ones 4 panel_words bytes on */
+    size_t panel_words;        /* u32 from a panel to the next */
+    const float *s, *m;        /* (panels, MLA_CODE_SEGS, MLA_NR) f32 */
+    size_t first, seg, octets; /* inputs of the first group that fall into the block, of the next ones; inputs / 8 */
+} mla_code_block;
+
+typedef struct { /* scales and offsets of one panel as f32: groups g0 .. g0 + n - 1 */
+    mla_scale_kind scale;
+    mla_offset_kind offset;
+    const unsigned char *scales, *offsets;   /* (groups, MLA_NR) */
+    const unsigned char *supers, *super_offs; /* (supers, MLA_NR) f16 */
+    size_t per_super, g0, n;
+    const float *table;
+    float factor; /* of s */
+} mla_code_scales;
+
+typedef struct { /* state = low 16 bits of word[high] << left | word[low] >> right */
+    uint32_t high, low, left, right;
+} mla_trellis_step;
+
+typedef struct { /* how tiles of one width are taken apart: see trellis_body.h */
+    unsigned codebook;
+    size_t words;                   /* u32 a segment is stored in */
+    mla_trellis_step step[16][2];   /* of row r, outputs c < 8 and c >= 8 */
+} mla_trellis_plan;
+
 typedef struct {
     mla_isa isa;
     const char *name;
@@ -75,6 +110,8 @@ typedef struct {
     void (*pack_f32)(float *dst, const float *src, size_t ld, size_t rows, size_t k);
     /* the same to bf16 pairs ((k+1)/2, MLA_NR), rounded to nearest even, an odd end padded with zero */
     void (*pack_bf16)(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k);
+    /* a B panel (k, MLA_NR) to bf16 pairs, rounded; an odd k is followed by a row of zeros; only with bf16_pairs */
+    void (*pair_rows)(uint32_t *dst, const float *src, size_t k);
     /* A rows: n values rounded to bf16, as f32 or as pairs (bf16_pairs); dst == src is fine */
     void (*round_a)(void *dst, const float *src, size_t n);
     /* n stored values to f32, times scale */
@@ -102,6 +139,14 @@ typedef struct {
     /* y (n) = silu(sum_j w[j] x[j]), rows w + j*ldw and x[j], j < K ascending */
     void (*conv)(float *y, const float *w, size_t ldw, const float *const *x, size_t K, size_t n);
     void (*gdn)(const mla_gdn_block *g);
+    /* packed codes (codes_body.h): c (np, MLA_NR) = or += one row x (8 octets) times np panels; np is 1 or MLA_CODE_PANELS */
+    void (*codes_gemv)(float *c, const float *x, const mla_code_block *q, size_t np, bool add);
+    void (*codes_tile)(float *dst, const mla_code_block *q); /* (8 octets, MLA_NR): a B panel */
+    void (*code_scales)(float *s, float *m, const mla_code_scales *a);
+    /* EXL3 (trellis_body.h): the same for `tiles` tile rows of 16 inputs; outputs of a panel in the order of lanes */
+    void (*trellis_gemv)(float *c, const float *x, const uint32_t *words, size_t tiles, const mla_trellis_plan *p, bool add);
+    void (*trellis_tile)(float *dst, const uint32_t *words, size_t tiles, const mla_trellis_plan *p);
+    void (*hadamard)(float *x); /* 128 values in place, unscaled */
 } mla_cpu_kern;
 
 /* Each fills a whole table; a variant starts from the one below it and replaces what it does better. */

@@ -1,4 +1,5 @@
-/* Linear weights in the CPU's layout: panels of 32 outputs, k ascending inside, f32 or bf16 pairs. */
+/* Linear weights in the CPU's layout: panels of 32 outputs, k ascending inside, f32 or bf16 pairs; packed codes are
+ * coded.c's and trellis.c's, rows that stay where they are nobody's. */
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
@@ -40,34 +41,41 @@ static mla_status size_weight(mla_weight *w, const mla_weight_desc *d, mla_err *
     return MLA_OK;
 }
 
+static mla_status decode_rows(mla_cpu *c, mla_weight *w, const mla_weight_desc *d, mla_err *err)
+{
+    mla_status st = MLA_OK;
+    size_t at_once = ROWS_BYTES / sizeof(float) / d->in / MLA_NR * MLA_NR;
+    if (at_once == 0) at_once = MLA_NR;
+    at_once = mla_min_size(at_once, w->panels * MLA_NR);
+    w->data = w->block = mla_cpu_big(w->bytes);
+    float *rows = mla_alloc_raw(at_once, d->in, sizeof *rows);
+    if (!w->data || !rows) st = mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): %zu bytes", d->out, d->in, w->bytes);
+    for (size_t r = 0; st == MLA_OK && r < d->out; r += at_once) {
+        size_t n = mla_min_size(at_once, d->out - r);
+        if ((st = d->rows(d->ctx, r, n, rows, err)) != MLA_OK) break;
+        pack_job j = {c->k, w, rows, r / MLA_NR, n};
+        mla_par_for(c->pool, mla_ceil_div(n, MLA_NR), 1, pack_panels, &j);
+    }
+    mla_free(rows);
+    return st;
+}
+
 mla_status mla_cpu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_desc *d, mla_err *err)
 {
     mla_cpu *c = mla_cpu_of(be);
     mla_status st = MLA_OK;
-    float *rows = NULL;
     mla_weight *w = mla_alloc(1, 1, sizeof *w);
     if (!w) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu)", d->out, d->in);
-    if ((st = size_weight(w, d, err)) != MLA_OK) goto done;
-    size_t at_once = ROWS_BYTES / sizeof(float) / d->in / MLA_NR * MLA_NR;
-    if (at_once == 0) at_once = MLA_NR;
-    at_once = mla_min_size(at_once, w->panels * MLA_NR);
-    w->data = mla_cpu_big(w->bytes);
-    rows = mla_alloc_raw(at_once, d->in, sizeof *rows);
-    if (!w->data || !rows) {
-        st = mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): %zu bytes", d->out, d->in, w->bytes);
-        goto done;
+    st = size_weight(w, d, err);
+    if (st == MLA_OK && d->coded) {
+        st = d->coded->code == MLA_CODE_TRELLIS ? mla_cpu_trellis_new(c, w, d, err) : mla_cpu_coded_new(c, w, d, err);
+    } else if (st == MLA_OK && d->undecoded) {
+        w->form = MLA_W_UNDECODED, w->bytes = 0, w->rows = d->rows, w->ctx = d->ctx;
+    } else if (st == MLA_OK) {
+        st = decode_rows(c, w, d, err);
     }
-    for (size_t r = 0; r < d->out; r += at_once) {
-        size_t n = mla_min_size(at_once, d->out - r);
-        if ((st = d->rows(d->ctx, r, n, rows, err)) != MLA_OK) goto done;
-        pack_job j = {c->k, w, rows, r / MLA_NR, n};
-        mla_par_for(c->pool, mla_ceil_div(n, MLA_NR), 1, pack_panels, &j);
-    }
-    *out = w;
-    w = NULL;
-done:
-    mla_free(rows);
-    mla_cpu_weight_free(be, w);
+    if (st == MLA_OK) *out = w;
+    else mla_cpu_weight_free(be, w);
     return st;
 }
 
@@ -75,7 +83,10 @@ void mla_cpu_weight_free(mla_backend *be, mla_weight *w)
 {
     (void)be;
     if (!w) return;
-    mla_free(w->data);
+    mla_free(w->block);
+    mla_free(w->perm);
+    mla_free(w->su);
+    mla_free(w->sv);
     mla_free(w);
 }
 
@@ -91,17 +102,33 @@ static float element(const mla_weight *w, size_t n, size_t k)
 }
 
 typedef struct {
+    const mla_cpu_kern *k;
     const mla_weight *w;
     float *y;
     const int32_t *ids;
+    float *room; /* per worker (MLA_KP, MLA_NR) and MLA_CODE_SCALES; CODES only */
 } embed_job;
+
+/* One row out of a packed panel: its whole block is decoded. */
+static void code_row(const embed_job *j, size_t t, float *tile)
+{
+    const mla_weight *w = j->w;
+    size_t n = (size_t)j->ids[t];
+    for (size_t k0 = 0; k0 < w->in; k0 += MLA_KP) {
+        mla_cpu_code_tile(j->k, w, n / MLA_NR, k0 / MLA_KP, tile, tile + MLA_KP * MLA_NR);
+        for (size_t k = 0; k < MLA_KP && k0 + k < w->in; k++)
+            j->y[t * w->in + (w->perm ? w->perm[k0 + k] : k0 + k)] = tile[k * MLA_NR + n % MLA_NR];
+    }
+}
 
 static void embed_rows(void *ctx, size_t begin, size_t end, size_t worker)
 {
     const embed_job *j = ctx;
-    (void)worker;
-    for (size_t t = begin; t < end; t++)
-        for (size_t k = 0; k < j->w->in; k++) j->y[t * j->w->in + k] = element(j->w, (size_t)j->ids[t], k);
+    for (size_t t = begin; t < end; t++) {
+        if (j->w->form == MLA_W_CODES) code_row(j, t, j->room + worker * (MLA_KP * MLA_NR + MLA_CODE_SCALES));
+        else
+            for (size_t k = 0; k < j->w->in; k++) j->y[t * j->w->in + k] = element(j->w, (size_t)j->ids[t], k);
+    }
 }
 
 mla_status mla_cpu_embed(mla_backend *be, const mla_weight *w, mla_mem *y, const int32_t *ids, size_t T, mla_err *err)
@@ -109,7 +136,20 @@ mla_status mla_cpu_embed(mla_backend *be, const mla_weight *w, mla_mem *y, const
     for (size_t t = 0; t < T; t++)
         if (ids[t] < 0 || (size_t)ids[t] >= w->out)
             return mla_fail(err, MLA_EINVAL, "token id %d at %zu: vocabulary has %zu", (int)ids[t], t, w->out);
-    embed_job j = {w, mla_f32p(y), ids};
-    mla_par_for(mla_cpu_of(be)->pool, T, 8, embed_rows, &j);
+    mla_cpu *c = mla_cpu_of(be);
+    embed_job j = {c->k, w, mla_f32p(y), ids, NULL};
+    if (w->form == MLA_W_TRELLIS) return mla_fail(err, MLA_EUNSUPPORTED, "weight (%zu, %zu): EXL3 has no rows to embed", w->out, w->in);
+    for (size_t t = 0; w->form == MLA_W_UNDECODED && t < T; t++) {
+        mla_status st = w->rows(w->ctx, (size_t)ids[t], 1, j.y + t * w->in, err);
+        if (st != MLA_OK) return st;
+    }
+    if (w->form == MLA_W_UNDECODED) return MLA_OK;
+    if (w->form == MLA_W_CODES) {
+        char *mem;
+        mla_status st = mla_cpu_scratch(c, c->threads * (MLA_KP * MLA_NR + MLA_CODE_SCALES) * sizeof(float), "embed", &mem, err);
+        if (st != MLA_OK) return st;
+        j.room = (float *)(void *)mem;
+    }
+    mla_par_for(c->pool, T, 8, embed_rows, &j);
     return MLA_OK;
 }
