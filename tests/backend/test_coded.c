@@ -338,38 +338,65 @@ static void check_drawn(mla_backend *be, mla_isa isa)
 START_TEST(every_code_in_odd_sizes) { lab_each_isa("codes", 3, check_drawn); }
 END_TEST
 
-/* bf16 runs: activations rounded, weights exact or rounded too: both within gamma of the rounded product's terms plus half an
- * ulp of bf16 of each weight. */
+/* bf16 runs, every kind of code. Activations are rounded. One row may sum s v and m apart: |s v| <= |w| + |m|, and drawn offsets
+ * stay below M. From 16 rows on weights may be rounded, too: half an ulp of bf16 each. */
 static void check_bf16(mla_backend *be, mla_isa isa)
 {
     (void)isa;
-    mla_err err = {0};
-    mla_coded c;
-    drawn_make(&c, &DRAWN[0]);
-    mla_weight_desc d = {.out = c.out, .in = c.in, .precision = MLA_PREC_BF16, .rows = drawn_rows, .ctx = &c, .coded = &c};
-    mla_weight *w;
-    ck_ok(be->ops->weight_new(be, &w, &d, &err));
-    float *x = lab_normals(40 * c.in, 5, 1), *rows = mla_alloc(c.out, c.in, sizeof *rows);
-    ck_ok(drawn_rows(&c, 0, c.out, rows, &err));
-    for (size_t T = 1; T <= 40; T += 13) {
-        float *y = product(be, w, x, c.in, c.out, T);
-        for (size_t t = 0; t < T; t++)
-            for (size_t o = 0; o < c.out; o++) {
-                double want = 0, mag = 0;
-                for (size_t i = 0; i < c.in; i++) {
-                    double p = (double)mla_bf16_f32(mla_f32_bf16(x[t * c.in + i])) * rows[o * c.in + i];
-                    want += p, mag += fabs(p);
+    for (size_t n = 0; n < sizeof DRAWN / sizeof *DRAWN; n++) {
+        mla_err err = {0};
+        mla_coded c;
+        drawn_make(&c, &DRAWN[n]);
+        double M = c.offset == MLA_OFFSET_F16 ? 2 : c.offset == MLA_OFFSET_ZERO ? 256 : c.offset ? 512 : 0;
+        mla_weight_desc d = {.out = c.out, .in = c.in, .precision = MLA_PREC_BF16, .rows = drawn_rows, .ctx = &c, .coded = &c};
+        mla_weight *w;
+        ck_ok(be->ops->weight_new(be, &w, &d, &err));
+        float *x = lab_normals(40 * c.in, 5, 1), *rows = mla_alloc(c.out, c.in, sizeof *rows);
+        ck_ok(drawn_rows(&c, 0, c.out, rows, &err));
+        for (size_t T = 1; T <= 40; T += 13) {
+            float *y = product(be, w, x, c.in, c.out, T);
+            for (size_t t = 0; t < T; t++)
+                for (size_t o = 0; o < c.out; o++) {
+                    double want = 0, mag = 0, m = 0;
+                    for (size_t i = 0; i < c.in; i++) {
+                        double xr = mla_bf16_f32(mla_f32_bf16(x[t * c.in + i])), p = xr * rows[o * c.in + i];
+                        want += p, mag += fabs(p), m += fabs(xr) * M;
+                    }
+                    double tol = mla_gamma(MLA_F32, 2 * c.in + 4) * (mag + 2 * m) + (T < 16 ? 0 : 0x1p-8 * mag);
+                    ck_assert_msg(fabs(y[t * c.out + o] - want) <= tol, "case %zu, %zu rows (%zu, %zu): error %g > %g", n, T, t, o, fabs(y[t * c.out + o] - want), tol);
                 }
-                ck_assert_double_le(fabs(y[t * c.out + o] - want), (mla_gamma(MLA_F32, c.in + 1) + 0x1p-8) * mag);
-            }
-        mla_free(y);
+            mla_free(y);
+        }
+        be->ops->weight_free(be, w);
+        mla_free(x), mla_free(rows);
     }
-    be->ops->weight_free(be, w);
-    mla_free(x), mla_free(rows);
 }
 
 START_TEST(bf16_products) { lab_each_isa("codes, bf16", 2, check_bf16); }
 END_TEST
+
+#if defined(__x86_64__)
+/* The step from a decoded panel to pairs needs no bf16 instruction: the same words as from the rows themselves. */
+START_TEST(pairs_of_a_panel)
+{
+    mla_cpu_kern ref, k;
+    if (!mla_cpu_pick(MLA_ISA_REF, &ref) || !mla_cpu_pick(MLA_ISA_AVX512, &k)) {
+        mla_test_skip("pairs of a panel", "this CPU lacks AVX-512", 1);
+        return;
+    }
+    mla_cpu_fill_avx512bf16(&k);
+    for (size_t n = 1; n <= 256; n += 51) {
+        float *rows = lab_normals(MLA_NR * n, 31 + n, 1), *panel = mla_alloc(n + 1, MLA_NR, sizeof *panel);
+        uint32_t *want = mla_alloc((n + 1) / 2, MLA_NR, sizeof *want), *got = mla_alloc((n + 1) / 2, MLA_NR, sizeof *got);
+        ref.pack_f32(panel, rows, n, MLA_NR, n);
+        ref.pack_bf16(want, rows, n, MLA_NR, n);
+        k.pair_rows(got, panel, n);
+        ck_assert(!memcmp(got, want, (n + 1) / 2 * MLA_NR * sizeof *got));
+        mla_free(rows), mla_free(panel), mla_free(want), mla_free(got);
+    }
+}
+END_TEST
+#endif
 
 /* A moved order of columns is the same sum in another order: inputs follow. */
 START_TEST(columns_in_another_order)
@@ -520,6 +547,9 @@ Suite *suite_coded(void)
     tcase_add_loop_test(c, exl3, 0, sizeof EXL3 / sizeof *EXL3);
     tcase_add_test(c, every_code_in_odd_sizes);
     tcase_add_test(c, bf16_products);
+#if defined(__x86_64__)
+    tcase_add_test(c, pairs_of_a_panel);
+#endif
     tcase_add_test(c, columns_in_another_order);
     tcase_add_test(c, refused);
     suite_add_tcase(s, c);

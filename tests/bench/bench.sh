@@ -3,16 +3,16 @@
 #
 # Engines alternate for BENCH_ROUNDS rounds and repeat BENCH_REPS times within each; medians are printed. Nothing here
 # fails on a slow figure: a ratio is information, the tests are elsewhere.
-#   BENCH_THREADS (all CPUs)   BENCH_ROUNDS (3)   BENCH_REPS (3)   BENCH_ONLY (any of: a b c d e f)
+#   BENCH_THREADS (all CPUs)   BENCH_ROUNDS (3)   BENCH_REPS (3)   BENCH_ONLY (any of: a b c d e f q)
 #   BENCH_QUICK=1: tiny sizes, to see that everything runs   MLA_BENCH_CLOCK=cpu: CPU time, for one thread on a busy machine
 set -eu
 build=${BUILD:-build} threads=${BENCH_THREADS:-$(nproc)} rounds=${BENCH_ROUNDS:-3} reps=${BENCH_REPS:-3}
-dir=$build/bench-data bin=$build/bench res=$dir/results only=${BENCH_ONLY:-a b c d e f}
+dir=$build/bench-data bin=$build/bench res=$dir/results only=${BENCH_ONLY:-a b c d e f q}
 venv=$build/bench-venv corpus=calib/evaluation.jsonl hybrid=tests/fixtures/tiny-hybrid
 gguf=$dir/SmolLM2-135M-Instruct.Q4_1.gguf
-prefill=512 decode=64 sweep=1280 sha_mib=512 stat_rows=4 row=512 m=2048 n=5120 rank=512 build_tokens=16384 pack_mib=256
+prefill=512 decode=64 sweep=1280 sha_mib=512 stat_rows=4 row=512 m=2048 n=5120 rank=512 build_tokens=16384 pack_mib=256 layers=30
 if [ "${BENCH_QUICK:-0}" = 1 ]; then
-    rounds=1 reps=1 prefill=64 decode=8 sweep=128 sha_mib=16 stat_rows=2 row=128 m=256 n=640 rank=64 build_tokens=3840 pack_mib=16
+    rounds=1 reps=1 prefill=64 decode=8 sweep=128 sha_mib=16 stat_rows=2 row=128 m=256 n=640 rank=64 build_tokens=3840 pack_mib=16 layers=2
 fi
 # shellcheck disable=SC2046  # package names
 set -- torch==2.15.0 numpy==2.4.6 gguf==0.19.0 xllamacpp==2026.10.11549
@@ -75,8 +75,14 @@ section_a() {
     row "decode, reference (f32): bytes/s of the read-only sweep" "$r32" ge - - "$(med f32_decode) tokens/s"
     [ -z "$ld" ] || row "decode, fast (bf16) / llama.cpp Q4_1" "$(calc "$(med bf16_decode) / $ld")" ge - 1.0 "against $ld tokens/s"
     [ -z "$(med torch_bf16_decode)" ] || row "decode, fast (bf16) / PyTorch bf16" "$(calc "$(med bf16_decode) / $(med torch_bf16_decode)")" ge - 1.0 "against $(med torch_bf16_decode) tokens/s; PyTorch f32 $(med torch_f32_decode)"
-    note "spread of rounds (largest / smallest): ours bf16 $(spread bf16_prefill) and $(spread bf16_decode), f32 $(spread f32_prefill) and $(spread f32_decode), PyTorch f32 $(spread torch_f32_prefill) and $(spread torch_f32_decode), llama.cpp $(spread llama_prefill) and $(spread llama_decode), sweep $(spread sweep)"
-    note "greedy token after the prompt: ours $(med f32_next) (f32), $(med bf16_next) (bf16); PyTorch $(med torch_f32_next), $(med torch_bf16_next); llama.cpp $(med llama_next)"
+    if [ -n "$ld" ]; then
+        row "prefill, Q4_1 as stored (f32 arithmetic) / llama.cpp Q4_1" "$(calc "$(med packed_prefill) / $lp")" ge 1.5 - "$(med packed_prefill) against $lp tokens/s"
+        row "decode, Q4_1 as stored (f32 arithmetic) / llama.cpp Q4_1" "$(calc "$(med packed_decode) / $ld")" ge 1.2 2.0 "$(med packed_decode) against $ld tokens/s; bf16 activations $(med packed16_decode)"
+    fi
+    row "decode, Q4_1 as stored: bytes/s of the read-only sweep" "$(calc "$(med packed_decode) * $(med packed_bytes) / $sw")" ge - 0.5 "$(calc "$(med packed_bytes) / 1e6") MB a token"
+    row "memory, Q4_1 as stored: weights, cache, activations / stored bytes" "$(calc "$(med packed_memory) / $(med stored)")" le - 1.15 "$(calc "$(med packed_memory) / 1e6") MB; decoded to bf16 $(calc "$(med bf16_memory) / 1e6") MB, to f32 $(calc "$(med f32_memory) / 1e6")"
+    note "spread of rounds (largest / smallest): ours packed $(spread packed_prefill) and $(spread packed_decode), bf16 $(spread bf16_prefill) and $(spread bf16_decode), f32 $(spread f32_prefill) and $(spread f32_decode), PyTorch f32 $(spread torch_f32_prefill) and $(spread torch_f32_decode), llama.cpp $(spread llama_prefill) and $(spread llama_decode), sweep $(spread sweep)"
+    note "greedy token after the prompt: ours $(med packed_next) (as stored), $(med f32_next) (f32), $(med bf16_next) (bf16); PyTorch $(med torch_f32_next), $(med torch_bf16_next); llama.cpp $(med llama_next)"
     note "versions: PyTorch $(awk '$1 == "torch_version" {print $2; exit}' "$res"), $(awk '$1 == "llama_version" {print $2, $3; exit}' "$res")"
 }
 
@@ -148,6 +154,30 @@ peak_inspect() { # NAME PATH
     "$bin/child" "$dir/child" "$build/bin/mla-verify" inspect "$2" >/dev/null 2>"$dir/stderr" || { note "inspect failed: $(tail -n 1 "$dir/stderr")"; return 0; }
     row "mla-verify inspect of $1, peak MB" "$(calc "$(awk '$1 == "kib" {print $2}' "$dir/child") * 1.024e-3")" le 50 - "$(awk '$1 == "seconds" {printf "%.0f", 1000 * $2}' "$dir/child") ms"
 }
+# of bf16's speed, in proportion to bytes: 1 = as many bytes per second
+codes_row() { # NAME TEXT
+    v=$(calc "$(med "codes_$1") * $(med "codes_$1_bytes") / ($(med codes_bf16) * $(med codes_bf16_bytes))")
+    row "$2 / bf16, speeds in proportion to bytes" "$v" ge 0.6 1.0 "$(calc "$(med "codes_$1") / $(med codes_bf16)") times bf16 at $(calc "$(med "codes_$1_bytes") / $(med codes_bf16_bytes)") of its bytes"
+}
+section_q() {
+    i=0
+    while [ $i -lt "$rounds" ]; do
+        take '' "$bin/bench_codes" "$threads" "$((reps * 3))" $layers || { note "bench_codes failed: $(tail -n 1 "$dir/stderr")"; return 1; }
+        i=$((i + 1))
+    done
+    head_row "(q) one token through $layers layers of SmolLM2's linear shapes, weights as stored"
+    codes_row int4 "int4, groups of 64 with zero points"
+    codes_row q4_1 "GGUF Q4_1"
+    codes_row q4_k "GGUF Q4_K"
+    codes_row q6_k "GGUF Q6_K"
+    codes_row q8_0 "GGUF Q8_0"
+    codes_row nvfp4 "NVFP4"
+    codes_row fp8 "FP8, groups of 128"
+    for c in mul1 mcg 3inst; do
+        row "EXL3 4 bits, $c / bf16, speeds" "$(calc "$(med codes_exl3_$c) / $(med codes_bf16)")" ge 1.0 - "$(calc "$(med codes_exl3_$c)") against $(calc "$(med codes_bf16)") passes/s"
+    done
+    note "decoded bf16: $(calc "$(med codes_bf16) * $(med codes_bf16_bytes) / 1e9") GB/s; f32 $(calc "$(med codes_f32) * $(med codes_f32_bytes) / 1e9"); spread of rounds: bf16 $(spread codes_bf16), int4 $(spread codes_int4)"
+}
 section_e() {
     head_row "(e) memory"
     [ $smollm2 = 0 ] || peak_build
@@ -156,7 +186,7 @@ section_e() {
 }
 
 for s in $only; do
-    case $s in [abcdef]) ;; *) echo "bench: BENCH_ONLY has \"$s\", known are a b c d e f" >&2; exit 2 ;; esac
+    case $s in [abcdefq]) ;; *) echo "bench: BENCH_ONLY has \"$s\", known are a b c d e f q" >&2; exit 2 ;; esac
 done
 [ $smollm2 = 1 ] || only=$(echo "$only" | sed 's/a//')
 for s in $only; do "section_$s" || failed=1; done
