@@ -15,7 +15,7 @@ mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err);
 /* What the subcommands parse into. */
 typedef struct {
     double keep;
-    size_t rank, kv_bytes, groups, tokens, row_tokens, rounds, refine_steps, rotary_keys; /* refine_steps SIZE_MAX: not given */
+    size_t rank, kv_bytes, groups, tokens, row_tokens, rotary_width, freq_fold, rounds, refine_steps, rotary_keys; /* refine_steps SIZE_MAX: not given */
     const char *report, *held_stats;
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype, *objective, *balance;
     cli_list corpus;
@@ -23,7 +23,7 @@ typedef struct {
     bool force, stream, nested, fast;
 } retrofit_args;
 
-#define RETROFIT_OPTIONS 23
+#define RETROFIT_OPTIONS 25
 /* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
 /* Two more rows: --report and --held-out-stats, for the commands that solve. */

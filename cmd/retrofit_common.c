@@ -20,8 +20,14 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .help = "KV bytes per token over all layers, cached in bf16"},
         {.name = "groups", .kind = CLI_SIZE, .target = &a->groups, .metavar = "G", .group = "what to build", .def = "1",
          .help = "latent groups: 1 is MLA, G is GLA-G; must divide the KV heads"},
-        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|rebuild|p|shared-rotary", .group = "what to build", .def = "auto",
-         .help = "n: latent of NoPE keys and values beside exact rotary keys; rebuild: keys rebuilt before RoPE; p: as n, of keys before their norm, with one score divisor per token and KV head; shared-rotary: latent and shared rotary keys linear in the layer's input; auto: n where RoPE is partial"},
+        {.name = "layout", .kind = CLI_CHOICE, .target = &a->layout, .metavar = "auto|n|p|shared-rotary|rebuild|absorbed-rope|deepseek", .group = "what to build", .def = "auto",
+         .help = "n: latent of NoPE keys and values beside exact rotary keys; p: as n, of keys before their norm, with one score divisor per token and KV head; shared-rotary: latent and shared rotary keys linear in the layer's input; rebuild: keys rebuilt before RoPE; absorbed-rope: rotary keys "
+                 "shared by the heads, the rest of the keys in the latent without rotation; deepseek: the same as a stock DeepSeek-V3 model "
+                 "(no QK-norm); auto: n where RoPE is partial, else rebuild"},
+        {.name = "rotary-width", .kind = CLI_SIZE, .target = &a->rotary_width, .metavar = "N", .group = "what to build",
+         .help = "rotary values per token of absorbed-rope (default: the width of least predicted loss) and deepseek (default: one key per frequency)"},
+        {.name = "freq-fold", .kind = CLI_SIZE, .target = &a->freq_fold, .metavar = "M", .group = "what to build", .def = "1",
+         .help = "FreqFold of absorbed-rope and deepseek: M neighbouring frequencies turn as one; not for multi-axis RoPE"},
         {.name = "rotary-keys", .kind = CLI_SIZE, .target = &a->rotary_keys, .metavar = "R", .group = "what to build", .def = "1",
          .help = "layout shared-rotary: shared rotary keys per frequency, 1 to the KV heads; the plugin for such files serves 1"},
         {.name = "recipe", .kind = CLI_STR, .target = &a->recipe, .metavar = "FILE", .group = "what to build",
@@ -114,6 +120,8 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->balance && (r->balance_scan = !strcmp(a->balance, "scan"))) r->balance = 0;
     else if (a->balance && !(read_positive(a->balance, &r->balance))) return mla_fail(err, MLA_EINVAL, "--balance %.40s: a positive number, or scan", a->balance);
     if (a->rotary_keys) r->rotary_keys = a->rotary_keys;
+    if (a->rotary_width) r->rotary_width = a->rotary_width;
+    if (a->freq_fold) r->freq_fold = a->freq_fold;
     if (a->factors_dtype) (void)mla_factors_dtype_parse(a->factors_dtype, &r->factors_dtype);
     if (a->fast) mla_recipe_fast(r);
     if (a->rounds) r->allocation_rounds = a->rounds;

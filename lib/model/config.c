@@ -195,7 +195,7 @@ static void read_deepseek(mla_rd *t, mla_config *c)
     c->v_head_dim = mla_rd_size(t, "v_head_dim", 1, MLA_MAX_HEAD_DIM, 128);
     c->head_dim = c->qk_nope_dim + c->qk_rope_dim;
     c->kv_heads = c->heads;
-    if (mla_rd_bool(t, "attention_bias", false)) mla_rd_fail(t, MLA_EUNSUPPORTED, "attention_bias", "true is not supported in deepseek models");
+    c->q_bias = c->kv_bias = c->o_bias = mla_rd_bool(t, "attention_bias", false); /* of q_a, kv_a and o; q_b, kv_b and q_proj have none */
 }
 
 static void read_tokens(mla_rd *root, mla_rd *t, mla_config *c)

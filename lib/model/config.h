@@ -37,18 +37,19 @@ typedef struct {
     bool interleaved_pairs;       /* deepseek rope_interleave: pairs (2i, 2i+1) in the stored rows */
 } mla_rope_config;
 
-/* MLA_LAYOUTS: how many there are */
-typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUT_P, MLA_LAYOUT_SHARED, MLA_LAYOUTS } mla_layout;
-const char *mla_layout_name(mla_layout l);                /* as files and options spell it: "none", "n", "rebuild" */
+/* MLA_LAYOUTS: how many there are. DEEPSEEK is what a build writes as a stock model: it never stands in an "mla" block. */
+typedef enum { MLA_LAYOUT_NONE, MLA_LAYOUT_N, MLA_LAYOUT_REBUILD, MLA_LAYOUT_P, MLA_LAYOUT_SHARED, MLA_LAYOUT_ABSORBED, MLA_LAYOUT_DEEPSEEK, MLA_LAYOUTS } mla_layout;
+const char *mla_layout_name(mla_layout l);                /* as files and options spell it: "none", "n", "rebuild", ... */
 bool mla_layout_parse(const char *s, mla_layout *out);    /* the layouts of a retrofit; not "none" */
 /* Every layout of a retrofit, for messages. */
-#define MLA_LAYOUT_LIST "n, rebuild, p, shared-rotary"
+#define MLA_LAYOUT_LIST "n, rebuild, p, shared-rotary, absorbed-rope"
 
 typedef struct { /* config.json "mla": how the attention of a retrofit is cached; docs/format-factors.md */
     mla_layout layout;
     size_t groups;                /* 1 = MLA, g = GLA-g */
     size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
-    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild), R * rot (shared) */
+    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild), R * rot (shared), even (absorbed-rope) */
+    size_t freq_fold;             /* absorbed-rope: so many neighbouring frequencies turn as their first one; 0 or 1: none */
     mla_dtype dtype;              /* of encoder and decoder: MLA_BF16 or MLA_F32 */
     char *factors_file;           /* relative path */
     unsigned char factors_sha256[32];
@@ -91,6 +92,7 @@ MLA_CHECKED mla_status mla_config_from_json(mla_config *out, const mla_jv *root,
 MLA_CHECKED mla_status mla_config_from_gguf(mla_config *out, const mla_gguf *g, mla_err *err);
 void mla_config_free(mla_config *c);
 /* Values cached per token and layer beside the latent: rotary keys of all KV heads; divisors, one per KV head (layout P). */
+size_t mla_layout_key_dims(const mla_config *c, mla_layout l); /* key dims per head in the latent */
 size_t mla_layout_rotary(const mla_config *c, mla_layout l);
 size_t mla_layout_divisors(const mla_config *c, mla_layout l);
 /* MLA_EINVAL with the reason when a model of this shape cannot be cached so. */

@@ -81,6 +81,21 @@ static void read_ranks(block *b, mla_config *c)
     }
 }
 
+/* The free choices of layout absorbed-rope: how many rotary values, and how many frequencies turn as one. */
+static void read_absorbed(block *bl, mla_config *c)
+{
+    mla_rd *b = &bl->rd;
+    mla_retrofit_config *m = &c->mla;
+    size_t most = c->kv_heads * c->rope.rot, half = c->rope.rot / 2;
+    const size_t *s = c->rope.mrope_section;
+    if (m->rotary_width < 2 || m->rotary_width > most || m->rotary_width % 2)
+        mla_rd_fail(b, MLA_EFORMAT, key(bl, "rotary_width"), "expected an even number from 2 to %zu, found %zu", most, m->rotary_width);
+    m->freq_fold = mla_rd_size(b, "freq_fold", 1, half, 1);
+    if (half % m->freq_fold) mla_rd_fail(b, MLA_EFORMAT, "freq_fold", "%zu does not divide %zu frequencies", m->freq_fold, half);
+    if (m->freq_fold > 1 && (s[0] | s[1] | s[2]))
+        mla_rd_fail(b, MLA_EFORMAT, "freq_fold", "%zu, but neighbouring frequencies of a multi-axis RoPE follow different axes", m->freq_fold);
+}
+
 static void read_block(block *bl, mla_config *c)
 {
     mla_retrofit_config *m = &c->mla;
@@ -92,7 +107,7 @@ static void read_block(block *bl, mla_config *c)
                *hex = mla_rd_str(b, key(bl, "factors_sha256"), "");
     if (strcmp(format, "mla-factors/1"))
         mla_rd_fail(b, MLA_EUNSUPPORTED, key(bl, "format"), "\"%s\" is not supported (mla-factors/1)", mla_printable(format, q, sizeof q));
-    if (!mla_layout_parse(layout, &m->layout))
+    if (!mla_layout_parse(layout, &m->layout) || m->layout == MLA_LAYOUT_DEEPSEEK)
         mla_rd_fail(b, MLA_EUNSUPPORTED, key(bl, "layout"), "\"%s\" is not supported (" MLA_LAYOUT_LIST ")", mla_printable(layout, q, sizeof q));
     if (!strcmp(dtype, "bfloat16")) m->dtype = MLA_BF16;
     else if (!strcmp(dtype, "float32")) m->dtype = MLA_F32;
@@ -102,7 +117,8 @@ static void read_block(block *bl, mla_config *c)
     read_ranks(bl, c);
     size_t want = mla_layout_rotary(c, m->layout);
     m->rotary_width = mla_rd_size(b, key(bl, "rotary_width"), 0, MLA_MAX_INTER, MLA_REQUIRED);
-    if (m->rotary_width != want)
+    if (m->layout == MLA_LAYOUT_ABSORBED) read_absorbed(bl, c);
+    else if (m->rotary_width != want)
         mla_rd_fail(b, MLA_EFORMAT, key(bl, "rotary_width"), "expected %zu (%zu KV heads of %zu rotated dims in layouts n and p, 0 in rebuild), found %zu",
                     want, c->kv_heads, c->rope.rot, m->rotary_width);
     if (!mla_path_is_safe_relative(file) || !mla_ends_with(file, ".safetensors"))

@@ -8,7 +8,8 @@
 typedef struct {
     const mla_tensor *encoder, *decoder, *mean; /* [groups, r, n], [groups, n, r], [groups, n] */
     const mla_tensor *center;                   /* [G], layout p; else NULL */
-} triple;
+    const mla_tensor *rotary, *query;           /* layout absorbed-rope: [w, G d], [G, w, d]; else NULL */
+} parts;
 
 static mla_status need(const mla_model *m, size_t layer, const char *what, const mla_tensor **t, mla_err *err)
 {
@@ -31,9 +32,12 @@ static mla_status check(const mla_model *m, const mla_tensor *t, mla_dtype dtype
                     mla_shape_text(shape, ndim, want, sizeof want), mla_tensor_text(t, found, sizeof found), mla_shard_of(m, t));
 }
 
-static mla_status find(const mla_model *m, size_t layer, triple *t, size_t *n, size_t *r, mla_err *err)
+static mla_status find(const mla_model *m, size_t layer, parts *t, size_t *n, size_t *r, mla_err *err)
 {
     const mla_retrofit_config *f = &m->cfg.mla;
+    const mla_config *c = &m->cfg;
+    bool absorbed = f->layout == MLA_LAYOUT_ABSORBED;
+    *t = (parts){0};
     mla_status st = mla_factors_dims(&m->cfg, f->layout, f->groups, n, err);
     *r = f->rank[layer] / f->groups;
     if (st == MLA_OK) st = need(m, layer, "encoder.weight", &t->encoder, err);
@@ -45,7 +49,11 @@ static mla_status find(const mla_model *m, size_t layer, triple *t, size_t *n, s
         if (st == MLA_OK) st = check(m, t->center, MLA_F32, 1, (size_t[]){m->cfg.kv_heads}, err);
     }
     if (st == MLA_OK) st = check(m, t->encoder, f->dtype, 3, (size_t[]){f->groups, *r, *n}, err);
-    if (st == MLA_OK) st = check(m, t->decoder, f->dtype, 3, (size_t[]){f->groups, *n, *r}, err);
+    if (st == MLA_OK) st = check(m, t->decoder, f->dtype, 3, (size_t[]){f->groups, absorbed ? (c->heads + c->kv_heads) * c->head_dim : *n, *r}, err);
+    if (st == MLA_OK && absorbed) st = need(m, layer, "rotary_encoder.weight", &t->rotary, err);
+    if (st == MLA_OK && absorbed) st = need(m, layer, "rotary_query.weight", &t->query, err);
+    if (st == MLA_OK && absorbed) st = check(m, t->rotary, MLA_F32, 2, (size_t[]){f->rotary_width, c->kv_heads * c->head_dim}, err);
+    if (st == MLA_OK && absorbed) st = check(m, t->query, MLA_F32, 3, (size_t[]){c->kv_heads, f->rotary_width, c->head_dim}, err);
     return st == MLA_OK ? check(m, t->mean, MLA_F32, 2, (size_t[]){f->groups, *n}, err) : st;
 }
 
@@ -53,7 +61,7 @@ mla_status mla_bind_factors(mla_model *m, mla_err *err)
 {
     mla_status st = MLA_OK;
     for (size_t l = 0; st == MLA_OK && l < m->cfg.layers; l++) {
-        triple t;
+        parts t;
         size_t n, r;
         if (m->cfg.layer_kind[l] != MLA_LAYER_FULL) continue;
         st = find(m, l, &t, &n, &r, err);
@@ -61,6 +69,8 @@ mla_status mla_bind_factors(mla_model *m, mla_err *err)
         if (st == MLA_OK) st = mla_claim(m, t.decoder->name, err);
         if (st == MLA_OK) st = mla_claim(m, t.mean->name, err);
         if (st == MLA_OK && t.center) st = mla_claim(m, t.center->name, err);
+        if (st == MLA_OK && t.rotary) st = mla_claim(m, t.rotary->name, err);
+        if (st == MLA_OK && t.query) st = mla_claim(m, t.query->name, err);
     }
     return st;
 }
@@ -76,14 +86,16 @@ static mla_status widen(float *dst, const mla_tensor *t, mla_err *err)
 
 mla_status mla_model_factors(const mla_model *m, size_t layer, mla_factors *out, mla_err *err)
 {
-    triple t;
+    parts t;
     size_t n, r;
     *out = (mla_factors){0};
     if (m->cfg.mla.layout == MLA_LAYOUT_NONE) return mla_fail(err, MLA_EINVAL, "%s is no retrofit: it has no factors", m->path);
     if (layer >= m->cfg.layers || m->cfg.layer_kind[layer] != MLA_LAYER_FULL)
         return mla_fail(err, MLA_EINVAL, "layer %zu is no full-attention layer of %s", layer, m->path);
     mla_status st = find(m, layer, &t, &n, &r, err);
-    if (st == MLA_OK) st = mla_factors_new(out, m->cfg.mla.layout, m->cfg.mla.groups, n, r, err);
+    if (st == MLA_OK)
+        st = t.rotary ? mla_factors_new_absorbed(out, &m->cfg, m->cfg.mla.rotary_width, r, err)
+                      : mla_factors_new(out, m->cfg.mla.layout, m->cfg.mla.groups, n, r, err);
     if (st != MLA_OK) return st;
     st = widen(out->E, t.encoder, err);
     if (st == MLA_OK) st = widen(out->D, t.decoder, err);
@@ -92,6 +104,8 @@ mla_status mla_model_factors(const mla_model *m, size_t layer, mla_factors *out,
     if (st == MLA_OK && t.center) st = widen(out->center, t.center, err);
     for (size_t g = 0; st == MLA_OK && g < out->heads; g++)
         if (!(out->center[g] > 0)) st = mla_fail(err, MLA_EFORMAT, "%s: head %zu: %g, expected a positive number", t.center->name, g, (double)out->center[g]);
+    if (st == MLA_OK && t.rotary) st = widen(out->Er, t.rotary, err);
+    if (st == MLA_OK && t.query) st = widen(out->Rq, t.query, err);
     if (st != MLA_OK) mla_factors_free(out);
     return st;
 }

@@ -5,7 +5,8 @@
 #include "model/shared.h"
 
 static const char *const NAME[] = {[MLA_LAYOUT_NONE] = "none", [MLA_LAYOUT_N] = "n", [MLA_LAYOUT_REBUILD] = "rebuild", [MLA_LAYOUT_P] = "p",
-                                   [MLA_LAYOUT_SHARED] = "shared-rotary"};
+                                   [MLA_LAYOUT_SHARED] = "shared-rotary",
+                                   [MLA_LAYOUT_ABSORBED] = "absorbed-rope", [MLA_LAYOUT_DEEPSEEK] = "deepseek"};
 _Static_assert(sizeof NAME / sizeof *NAME == MLA_LAYOUTS, "a name for every layout");
 
 const char *mla_layout_name(mla_layout l) { return (unsigned)l < MLA_LAYOUTS ? NAME[l] : "?"; }
@@ -23,6 +24,11 @@ bool mla_layout_parse(const char *s, mla_layout *out)
 size_t mla_layout_rotary(const mla_config *c, mla_layout l)
 {
     return l == MLA_LAYOUT_N || l == MLA_LAYOUT_P ? c->kv_heads * c->rope.rot : 0;
+}
+
+size_t mla_layout_key_dims(const mla_config *c, mla_layout l)
+{
+    return l == MLA_LAYOUT_N || l == MLA_LAYOUT_P || l == MLA_LAYOUT_SHARED ? c->head_dim - c->rope.rot : c->head_dim;
 }
 
 size_t mla_layout_divisors(const mla_config *c, mla_layout l) { return l == MLA_LAYOUT_P ? c->kv_heads : 0; }

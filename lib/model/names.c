@@ -55,12 +55,15 @@ static const mla_wrow ROWS[] = {
 
     {ROW(Q, FULL, "self_attn.q_proj.weight", NULL, DS_Q, HIDDEN), .families = DS, .when = MLA_IF_NO_Q_LORA},
     {ROW(DS_Q_A, FULL, "self_attn.q_a_proj.weight", NULL, Q_LORA, HIDDEN), .families = DS, .when = MLA_IF_Q_LORA},
+    {ROW(DS_Q_A_BIAS, FULL, "self_attn.q_a_proj.bias", NULL, ONE, Q_LORA), .families = DS, .when = MLA_IF_Q_LORA_BIAS},
     {ROW(DS_Q_A_NORM, FULL, "self_attn.q_a_layernorm.weight", NULL, ONE, Q_LORA), .families = DS, .when = MLA_IF_Q_LORA},
     {ROW(DS_Q_B, FULL, "self_attn.q_b_proj.weight", NULL, DS_Q, Q_LORA), .families = DS, .when = MLA_IF_Q_LORA},
     {ROW(DS_KV_A, FULL, "self_attn.kv_a_proj_with_mqa.weight", NULL, DS_KV_A, HIDDEN), .families = DS},
+    {ROW(DS_KV_A_BIAS, FULL, "self_attn.kv_a_proj_with_mqa.bias", NULL, ONE, DS_KV_A), .families = DS, .when = MLA_IF_KV_BIAS},
     {ROW(DS_KV_A_NORM, FULL, "self_attn.kv_a_layernorm.weight", NULL, ONE, KV_LORA), .families = DS},
     {ROW(DS_KV_B, FULL, "self_attn.kv_b_proj.weight", NULL, DS_KV_B, KV_LORA), .families = DS},
     {ROW(O, FULL, "self_attn.o_proj.weight", NULL, HIDDEN, DS_V), .families = DS},
+    {ROW(O_BIAS, FULL, "self_attn.o_proj.bias", NULL, ONE, HIDDEN), .families = DS, .when = MLA_IF_O_BIAS},
 
     {ROW(MTP_FC, MTP, "fc.weight", "nextn.eh_proj.weight", HIDDEN, HIDDEN2), .families = Q5},
     {ROW(MTP_EMBED_NORM, MTP, "pre_fc_norm_embedding.weight", "nextn.enorm.weight", ONE, HIDDEN), .families = Q5, .norm = true},
@@ -111,6 +114,7 @@ static bool holds(mla_cond when, const mla_config *c)
     case MLA_IF_MLP_BIAS: return c->mlp_bias;
     case MLA_IF_QK_NORM: return c->qk_norm;
     case MLA_IF_Q_LORA: return c->q_lora_rank > 0;
+    case MLA_IF_Q_LORA_BIAS: return c->q_lora_rank > 0 && c->q_bias;
     case MLA_IF_NO_Q_LORA: return c->q_lora_rank == 0;
     }
     return false;

@@ -22,7 +22,7 @@ typedef enum { /* sizes that shapes are made of, as functions of the config */
 size_t mla_dim_size(const mla_config *c, mla_dim d);
 
 typedef enum { MLA_IF_ALWAYS, MLA_IF_UNTIED, MLA_IF_Q_BIAS, MLA_IF_KV_BIAS, MLA_IF_O_BIAS, MLA_IF_MLP_BIAS, MLA_IF_QK_NORM,
-               MLA_IF_Q_LORA, MLA_IF_NO_Q_LORA } mla_cond;
+               MLA_IF_Q_LORA, MLA_IF_NO_Q_LORA, MLA_IF_Q_LORA_BIAS } mla_cond;
 
 typedef struct {
     mla_wkind kind;

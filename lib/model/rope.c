@@ -69,7 +69,7 @@ mla_status mla_rope_resolve(mla_rope_config *r, const double *short_factor, cons
     return MLA_OK;
 }
 
-void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq)
+static void resolved(const mla_config *c, size_t len, double *inv_freq)
 {
     const mla_rope_config *r = &c->rope;
     size_t n = r->rot / 2;
@@ -81,4 +81,11 @@ void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq)
     }
     const double *from = r->kind == MLA_ROPE_LONGROPE && len > r->original_max ? r->long_inv_freq : r->inv_freq;
     memcpy(inv_freq, from, n * sizeof *inv_freq);
+}
+
+void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq)
+{
+    size_t m = c->mla.freq_fold;
+    resolved(c, len, inv_freq);
+    for (size_t i = 0; m > 1 && i < c->rope.rot / 2; i++) inv_freq[i] = inv_freq[i / m * m];
 }

@@ -83,13 +83,16 @@ static mla_status place_one(const char *from, const char *out, const char *name,
     return st;
 }
 
-static mla_status place_folder(const mla_model *base, const char *out, mla_log *log, mla_placed *p, mla_err *err)
+static bool of_weights(const char *name) { return mla_ends_with(name, ".safetensors") || !strcmp(name, "hf_quant_config.json"); }
+
+/* Every file of the base, or (texts) those that are no weights. */
+static mla_status place_folder(const mla_model *base, const char *out, bool texts, mla_log *log, mla_placed *p, mla_err *err)
 {
     const mla_ckpt *c = mla_model_ckpt(base);
     mla_names l = {0};
     mla_status st = mla_dir_list(&l, mla_ckpt_dir(c), err);
     for (size_t i = 0; st == MLA_OK && i < l.n; i++) {
-        if (regenerated(l.name[i])) continue;
+        if (regenerated(l.name[i]) || (texts && of_weights(l.name[i]))) continue;
         if (stray(c, l.name[i])) {
             mla_warn(log, "%s: not carried over: the base's index does not name it", l.name[i]);
             p->skipped++;
@@ -108,11 +111,18 @@ mla_status mla_writer_place_base(const mla_model *base, const char *out, const m
     const mla_writer_opts *o = opts ? opts : &none;
     *p = (mla_placed){0};
     if (!mla_path_is_dir(out)) return mla_fail(err, MLA_EINVAL, "%s: expected an existing folder to write into", out);
-    if (mla_model_ckpt(base)) return place_folder(base, out, o->log, p, err);
+    if (mla_model_ckpt(base)) return place_folder(base, out, false, o->log, p, err);
     mla_status st = mla_writer_gguf_weights(base, out, o, err);
     if (st == MLA_OK) st = mla_writer_gguf_tokenizer(base, out, &p->written, err);
     p->written += st == MLA_OK;
     return st;
+}
+
+mla_status mla_writer_place_texts(const mla_model *base, const char *out, const mla_writer_opts *opts, mla_placed *placed, mla_err *err)
+{
+    *placed = (mla_placed){0};
+    if (mla_model_ckpt(base)) return place_folder(base, out, true, opts->log, placed, err);
+    return mla_writer_gguf_tokenizer(base, out, &placed->written, err);
 }
 
 typedef struct { /* the weight_map under construction: names in file order, sorted before printing */
@@ -170,11 +180,10 @@ static mla_status print_index(index_map *x, const char *out, mla_err *err)
     return st;
 }
 
-mla_status mla_writer_index(const mla_model *base, const char *out, const char *const *added, size_t n, mla_err *err)
+/* Index over files of the base (c == NULL: one model.safetensors) and n more. */
+static mla_status index_files(const char *out, const mla_ckpt *c, size_t shards, const char *const *added, size_t n, mla_err *err)
 {
     index_map x = {0};
-    const mla_ckpt *c = mla_model_ckpt(base);
-    size_t shards = c ? mla_ckpt_shard_count(c) : 1;
     x.file = mla_alloc(shards + n, 1, sizeof *x.file);
     mla_status st = x.file ? mla_map_new(&x.file_of, err) : mla_fail(err, MLA_ENOMEM, "index of %zu files", shards + n);
     for (size_t i = 0; st == MLA_OK && i < shards; i++) st = add_file(&x, out, c ? mla_ckpt_shard_name(c, i) : "model.safetensors", err);
@@ -187,3 +196,11 @@ mla_status mla_writer_index(const mla_model *base, const char *out, const char *
     mla_free(x.file);
     return st;
 }
+
+mla_status mla_writer_index(const mla_model *base, const char *out, const char *const *added, size_t n, mla_err *err)
+{
+    const mla_ckpt *c = mla_model_ckpt(base);
+    return index_files(out, c, c ? mla_ckpt_shard_count(c) : 1, added, n, err);
+}
+
+mla_status mla_writer_index_of(const char *out, const char *const *name, size_t n, mla_err *err) { return index_files(out, NULL, 0, name, n, err); }

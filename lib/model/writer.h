@@ -31,6 +31,14 @@ typedef struct {
 MLA_CHECKED mla_status mla_writer_place_base(const mla_model *base, const char *out, const mla_writer_opts *opts, mla_placed *placed,
                                              mla_err *err);
 
+/* The base's files without its weights: for an output that brings weights of its own. Folder base: every file but weights
+ * (*.safetensors), their quantization's hf_quant_config.json and what is regenerated; GGUF base: tokenizer and generation settings. */
+MLA_CHECKED mla_status mla_writer_place_texts(const mla_model *base, const char *out, const mla_writer_opts *opts, mla_placed *placed,
+                                              mla_err *err);
+
+/* out/model.safetensors.index.json over the n files named, as mla_writer_index writes it. */
+MLA_CHECKED mla_status mla_writer_index_of(const char *out, const char *const *name, size_t n, mla_err *err);
+
 /* Writes out/model.safetensors.index.json over the base's weight files and the n added ones (names within `out`), as
  * they are there: weight_map sorted by name, metadata.total_size = sum of tensor bytes. A tensor in two files is refused.
  * A name that is among the base's files, too, is taken once. `out` may be the base's own folder (files added to it). */

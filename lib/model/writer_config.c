@@ -30,7 +30,7 @@ static mla_status check_ranks(const mla_config *c, const mla_retrofit_config *r,
 
 static size_t rotary_width(const mla_config *c, const mla_retrofit_config *r)
 {
-    return r->layout == MLA_LAYOUT_SHARED ? r->rotary_width : mla_layout_rotary(c, r->layout);
+    return r->layout == MLA_LAYOUT_SHARED || r->layout == MLA_LAYOUT_ABSORBED ? r->rotary_width : mla_layout_rotary(c, r->layout);
 }
 
 /* Shared-rotary: the plugin's own block, and its names where it can serve the model. */
@@ -65,7 +65,7 @@ static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_
         if (!r->old_names) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
         else if (r->rank[l]) ok = mla_jv_set_size(ranks, name, r->rank[l]);
     }
-    ok = ok && mla_jv_set_size(b, k[4], rotary_width(c, r)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
+    ok = ok && (r->freq_fold < 2 || mla_jv_set_size(b, "freq_fold", r->freq_fold)) && mla_jv_set_size(b, k[4], rotary_width(c, r)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
          mla_jv_set_str(b, k[6], r->factors_file) && mla_jv_set_str(b, k[7], hex);
     return ok ? MLA_OK : no_memory(err);
 }

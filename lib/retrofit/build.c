@@ -9,6 +9,7 @@
 #include "io/file.h"
 #include "io/sha256.h"
 #include "linalg/gemm.h"
+#include "retrofit/deepseek.h"
 #include "retrofit/gather.h"
 #include "retrofit/graft.h"
 #include "retrofit/merge.h"
@@ -114,7 +115,10 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
         fo.refiner = refiner;
     }
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
-    if (st == MLA_OK && out->f.f32 && out->recipe.factors_dtype == MLA_FACTORS_AUTO)
+    if (st == MLA_OK && out->f.rotary_width && !out->recipe.rotary_width)
+        mla_info(o->log, "%zu of the cached values are rotary: the width of least predicted loss", out->f.rotary_width);
+    if (st == MLA_OK) out->recipe.rotary_width = out->f.rotary_width;
+    if (st == MLA_OK && out->f.f32 && out->recipe.factors_dtype == MLA_FACTORS_AUTO && out->recipe.layout != MLA_LAYOUT_DEEPSEEK)
         mla_info(o->log, "factors stored in f32: bf16 would lose more than the rank does");
     mla_refiner_free(refiner);
     mla_probe_free(probe);
@@ -134,9 +138,15 @@ static mla_status fit_shared(mla_build_result *out, const mla_build_opts *o, con
     return st;
 }
 
-static mla_status graft_any(const mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const char *dir, mla_err *err)
+static mla_status graft_any(mla_build_result *out, const mla_build_opts *o, const mla_inputs *in, const mla_stats *fit, const char *dir, mla_err *err)
 {
     char source[65];
+    if (out->recipe.layout == MLA_LAYOUT_DEEPSEEK) {
+        mla_factors_dtype asked = out->recipe.factors_dtype;
+        mla_dtype whole = asked == MLA_FACTORS_F32 ? MLA_F32 : asked == MLA_FACTORS_BF16 ? MLA_BF16 : mla_graft_dtype(in->model);
+        out->f.f32 = whole == MLA_F32; /* what the receipt tells */
+        return mla_deepseek_write(dir, in->model, &out->f, whole, o->log, err);
+    }
     if (out->recipe.layout != MLA_LAYOUT_SHARED) return mla_graft(dir, in->model, &out->f, out->recipe.old_names, o->log, err);
     mla_hex(fit->corpus_digest, 32, source);
     return mla_shared_graft(dir, in->model, &out->shared, source, o->log, err);
@@ -166,7 +176,8 @@ static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_
     if (r->layout == MLA_LAYOUT_SHARED) return mla_shared_rank(&rank, c, r->rotary_keys, r->budget, err);
     mla_status st = mla_recipe_rank(&rank, r, c, err);
     if (st == MLA_OK) st = mla_factors_dims(c, r->layout, r->groups, &n, err);
-    if (st == MLA_OK) *yes = rank == n * r->groups;
+    size_t shared = r->layout == MLA_LAYOUT_ABSORBED || r->layout == MLA_LAYOUT_DEEPSEEK ? n / 2 : 0; /* all keys rotary, values latent */
+    if (st == MLA_OK) *yes = shared ? r->rotary_width == shared && r->freq_fold == 1 && rank >= shared : rank == n * r->groups;
     return st;
 }
 
@@ -265,6 +276,7 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK) settle_text_steps(&out->recipe, &in, false, NULL);
     mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
+    if (st == MLA_OK) out->recipe.rotary_width = out->f.rotary_width;
     if (st == MLA_OK)
         st = o->nested ? mla_nested_write(factors_out, in.model, out->f.nested, out->f.layers, out->f.f32, out->root, err)
                        : mla_factors_write(factors_out, in.model, &out->f, out->root, err);

@@ -11,6 +11,7 @@
 #include "retrofit/divisor.h"
 #include "retrofit/piece.h"
 #include "retrofit/rounds.h"
+#include "retrofit/width.h"
 
 typedef struct {
     const mla_model *m;
@@ -158,6 +159,8 @@ static mla_status refine_all(work *w, const mla_factorize_opts *o, size_t n, mla
     return MLA_OK;
 }
 
+static bool shares_rotary(mla_layout l) { return l == MLA_LAYOUT_ABSORBED || l == MLA_LAYOUT_DEEPSEEK; }
+
 mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, mla_err *err)
 {
     const mla_recipe *r = o->recipe;
@@ -175,12 +178,21 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     if (o->nested) out->nested = mla_alloc(n, 1, sizeof *out->nested);
     mla_status st = rank && w.sol && w.err && w.refined && w.local && out->factors && out->result && (out->nested || !o->nested)
                         ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
-    if (st == MLA_OK && fit->layout != r->layout)
+    if (st == MLA_OK && fit->layout != mla_stats_layout(r->layout))
         st = mla_fail(err, MLA_EINVAL, "the statistics are for layout %s, the recipe wants %s", mla_layout_name(fit->layout), mla_layout_name(r->layout));
     if (st == MLA_OK && o->held && (st = mla_stats_same_shape(fit, o->held, err)) != MLA_OK) st = mla_wrap(err, "held-out statistics");
     if (st == MLA_OK && fit->plain != mla_objective_plain(r->objective))
         st = mla_fail(err, MLA_EINVAL, "objective %s needs statistics with %s token weights (mla-retrofit stats --objective %s)",
                       mla_objective_name(r->objective), fit->plain ? "attention" : "plain", mla_objective_name(r->objective));
+    if (st == MLA_OK && o->nested && shares_rotary(r->layout))
+        st = mla_fail(err, MLA_EINVAL, "--nested keeps layouts n and rebuild only: solve layout %s at its own rank", mla_layout_name(r->layout));
+    mla_recipe settled = *r; /* with the width that the statistics choose */
+    if (st == MLA_OK && r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width)
+        st = mla_choose_width(&settled.rotary_width, &(mla_solve_all_opts){.model = o->model, .recipe = r, .fit = fit, .pool = o->pool}, err);
+    settled.budget.rotary = settled.rotary_width;
+    w.r = r = &settled;
+    out->freq_fold = r->freq_fold;
+    out->rotary_width = r->rotary_width;
     mla_solve_all_opts so = {.model = o->model, .recipe = r, .fit = fit, .pool = o->pool};
     mla_balance_opts bo = {.solve = so, .probe = o->probe, .dir = o->dir, .log = o->log};
     out->balance = r->balance;
@@ -190,12 +202,12 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     mla_rounds_opts ro = {.model = o->model, .recipe = r, .sol = w.sol, .layers = n, .probe = o->probe, .dir = o->dir};
     if (st == MLA_OK) st = mla_choose_ranks(rank, &ro, err);
     if (st == MLA_OK && o->refiner) st = refine_all(&w, o, n, err);
-    out->f32 = r->factors_dtype == MLA_FACTORS_F32;
+    out->f32 = r->factors_dtype == MLA_FACTORS_F32 || r->layout == MLA_LAYOUT_DEEPSEEK; /* which merges them into its weights */
     if (st == MLA_OK) {
         mla_par_for(o->pool, n, 1, result_one, &w);
         st = first_error(&w, n, err);
     }
-    if (st == MLA_OK && r->factors_dtype == MLA_FACTORS_AUTO && rounding_costs(out)) {
+    if (st == MLA_OK && r->factors_dtype == MLA_FACTORS_AUTO && !out->f32 && rounding_costs(out)) {
         out->f32 = true;
         mla_par_for(o->pool, n, 1, result_one, &w);
         st = first_error(&w, n, err);
@@ -223,15 +235,18 @@ mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, co
     for (size_t l = 0; st == MLA_OK && l < c->layers; l++) {
         if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
         mla_factors *f = &out->factors[out->layers];
-        st = mla_factors_new(f, r->layout, r->groups, n, n, err);
+        bool shared = shares_rotary(r->layout);
+        size_t keys = r->layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : shared ? 0 : c->head_dim;
+        st = shared ? mla_factors_new_absorbed(f, c, n / 2, n / 2, err) : mla_factors_new(f, r->layout, r->groups, n, n, err);
         if (st != MLA_OK) break;
         mla_factors_identity(f);
         if (mla_layout_divisors(c, r->layout)) {
             st = mla_factors_centers(f, c->kv_heads, err);
             if (st == MLA_OK) st = mla_divisor_guess(m, l, f->center, err);
         }
-        size_t keys = r->layout == MLA_LAYOUT_REBUILD ? c->head_dim : c->head_dim - c->rope.rot;
-        out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = n * r->groups, .held_out = -1,
+        out->rotary_width = f->w;
+        out->freq_fold = 1;
+        out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = f->r * r->groups, .held_out = -1,
                                                         .k_share = (double)keys / (double)(keys + c->head_dim)};
     }
     if (st != MLA_OK) mla_factorization_free(out);

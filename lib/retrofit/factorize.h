@@ -32,6 +32,8 @@ typedef struct {
     size_t layers;
     double balance;             /* of keys and values, as it was used */
     char *refined;              /* how layers were moved after solving; NULL: none was */
+    size_t rotary_width;        /* absorbed-rope: as chosen; else 0 */
+    size_t freq_fold;
     bool f32;                   /* stored precision of encoders and decoders: f32, else bf16 */
     mla_factors *factors;       /* in depth order */
     mla_layer_result *result;

@@ -11,8 +11,16 @@
 #include "tensor/compare.h"
 #include "tensor/dtype.h"
 
-enum { PARTS = 4 };
-static const char *const PART[PARTS] = {"encoder.weight", "decoder.weight", "mean", "divisor_center"}; /* the last in layout p */
+enum { PARTS = 6 }; /* the last but two in layout p, the last two in layout absorbed-rope */
+static const char *const PART[PARTS] = {"encoder.weight", "decoder.weight", "mean", "divisor_center", "rotary_encoder.weight", "rotary_query.weight"};
+
+/* Which parts factors of a layout have: the i-th of them; PARTS when there is none. */
+static size_t part_at(const mla_factors *f, size_t i)
+{
+    if (i < 3) return i;
+    if (f->center && i == 3) return 3;
+    return f->w && i < 5 ? i + 1 : PARTS;
+}
 
 mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err)
 {
@@ -33,14 +41,19 @@ mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, 
 
 static void part_shape(const mla_factors *f, size_t part, size_t shape[3], size_t *ndim)
 {
-    const size_t s[PARTS][3] = {{f->groups, f->r, f->n}, {f->groups, f->n, f->r}, {f->groups, f->n, 0}, {f->heads, 0, 0}};
+    const size_t keys = f->n / 2;
+    const size_t s[PARTS][3] = {{f->groups, f->r, f->n}, {f->groups, f->nd, f->r}, {f->groups, f->n, 0}, {f->heads, 0, 0},
+                                {f->w, keys, 0}, {f->d ? keys / f->d : 0, f->w, f->d}};
+    static const size_t DIMS[PARTS] = {3, 3, 2, 1, 2, 3};
     memcpy(shape, s[part], sizeof s[part]);
-    *ndim = part == 3 ? 1 : part == 2 ? 2 : 3;
+    *ndim = DIMS[part];
 }
 
 mla_status mla_factors_write(const char *path, const mla_model *base, const mla_factorization *f, unsigned char digest[32], mla_err *err)
 {
-    size_t per = f->layers && f->factors[0].center ? PARTS : PARTS - 1, n = f->layers * per;
+    size_t per = 3;
+    while (f->layers && part_at(&f->factors[0], per) < PARTS) per++;
+    size_t n = f->layers * per;
     mla_tensor *t = mla_alloc(n, 1, sizeof *t);
     char **name = mla_alloc(n, 1, sizeof *name);
     void **data = mla_alloc(n, 1, sizeof *data);
@@ -48,17 +61,18 @@ mla_status mla_factors_write(const char *path, const mla_model *base, const mla_
     mla_status st = t && name && data ? MLA_OK : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", f->layers);
     for (size_t i = 0; st == MLA_OK && i < n; i++) {
         const mla_factors *fl = &f->factors[i / per];
-        const float *src[PARTS] = {fl->E, fl->D, fl->mu, fl->center};
-        t[i].dtype = i % per >= 2 || f->f32 ? MLA_F32 : MLA_BF16;
-        part_shape(fl, i % per, t[i].shape, &t[i].ndim);
+        size_t p = part_at(fl, i % per);
+        const float *src[PARTS] = {fl->E, fl->D, fl->mu, fl->center, fl->Er, fl->Rq};
+        t[i].dtype = p >= 2 || f->f32 ? MLA_F32 : MLA_BF16;
+        part_shape(fl, p, t[i].shape, &t[i].ndim);
         size_t count = mla_tensor_numel(&t[i]);
         t[i].nbytes = count * mla_dtype_bits(t[i].dtype) / 8;
-        if ((st = mla_factors_name(&s, base, f->result[i / per].layer, PART[i % per], err)) != MLA_OK) break;
+        if ((st = mla_factors_name(&s, base, f->result[i / per].layer, PART[p], err)) != MLA_OK) break;
         name[i] = mla_strdup(mla_str_c(&s));
         data[i] = mla_alloc_raw(t[i].nbytes, 1, 1);
         if (!name[i] || !data[i]) st = mla_fail(err, MLA_ENOMEM, "factors of layer %zu", f->result[i / per].layer);
-        else if (mla_count_nonfinite(src[i % per], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
-        else (void)mla_from_f32(data[i], src[i % per], t[i].dtype, count);
+        else if (mla_count_nonfinite(src[p], count, NULL)) st = mla_fail(err, MLA_EINTERNAL, "%s is not finite", name[i]);
+        else (void)mla_from_f32(data[i], src[p], t[i].dtype, count);
         t[i].name = name[i];
         t[i].data = data[i];
     }
@@ -87,13 +101,19 @@ static mla_dtype gguf_dtype(const mla_model *base)
     return MLA_BF16;
 }
 
+mla_dtype mla_graft_dtype(const mla_model *base)
+{
+    return mla_model_gguf(base) ? gguf_dtype(base) : mla_model_config(base)->dtype == MLA_BF16 ? MLA_BF16 : MLA_F32;
+}
+
 static mla_status write_config(const char *dir, const mla_model *base, const mla_factorization *f, bool old_names, const unsigned char digest[32],
                                const mla_writer_opts *wo, mla_err *err)
 {
     const mla_config *c = mla_model_config(base);
     mla_json *doc = NULL;
     char file[] = MLA_FACTORS_FILE, *path = mla_path_join(dir, "config.json");
-    mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .dtype = f->f32 ? MLA_F32 : MLA_BF16, .factors_file = file,
+    mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .rotary_width = f->rotary_width,
+                              .freq_fold = f->freq_fold, .dtype = f->f32 ? MLA_F32 : MLA_BF16, .factors_file = file,
                               .old_names = old_names};
     r.rank = mla_alloc(c->layers, 1, sizeof *r.rank);
     memcpy(r.factors_sha256, digest, 32);

@@ -17,6 +17,8 @@ MLA_CHECKED mla_status mla_factors_write(const char *path, const mla_model *base
 /* "<prefix>layers.N.self_attn.mla.<part>", the prefix being that of the base's own tensors ("model." for a GGUF base). */
 MLA_CHECKED mla_status mla_factors_name(mla_str *name, const mla_model *base, size_t layer, const char *part, mla_err *err);
 
+/* How exports store weights of their own when nothing was asked: bf16 for a base that is stored so, else f32. */
+mla_dtype mla_graft_dtype(const mla_model *base);
 /* Fills dir (existing) with the base's files, the factors, config.json and the index. old_names: architecture and keys in
  * the older spelling (docs/format-factors.md). */
 MLA_CHECKED mla_status mla_graft(const char *dir, const mla_model *base, const mla_factorization *f, bool old_names, mla_log *log, mla_err *err);

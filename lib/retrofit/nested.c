@@ -97,12 +97,15 @@ mla_status mla_nested_new(mla_factors *out, const mla_nested *ne, size_t r, mla_
 void mla_nested_cut(mla_factors *out, const mla_nested *ne)
 {
     const mla_factors *f = &ne->f;
-    size_t n = f->n, R = f->r, r = out->r;
+    size_t n = f->n, nd = f->nd, R = f->r, r = out->r;
     for (size_t a = 0; a < f->groups; a++) {
         memcpy(out->E + a * r * n, f->E + a * R * n, r * n * sizeof *f->E);
-        for (size_t i = 0; i < n; i++) memcpy(out->D + (a * n + i) * r, f->D + (a * n + i) * R, r * sizeof *f->D);
+        for (size_t i = 0; i < nd; i++) memcpy(out->D + (a * nd + i) * r, f->D + (a * nd + i) * R, r * sizeof *f->D);
     }
     memcpy(out->mu, f->mu, f->groups * n * sizeof *f->mu);
+    if (!f->w) return;
+    memcpy(out->Er, f->Er, f->w * n / 2 * sizeof *f->Er);
+    memcpy(out->Rq, f->Rq, f->w * n / 2 * sizeof *f->Rq);
 }
 
 mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_err *err)

@@ -134,6 +134,38 @@ static mla_status load_f64(double **out, size_t count, const mla_tensor *t, mla_
     return check_part(t, t->name, err);
 }
 
+/* A layer of layout absorbed-rope: its rotary encoder is there and says how wide it is. */
+static mla_status load_absorbed(mla_nested *ne, const mla_tensor *const t[3], const mla_st *file, const mla_model *base, mla_err *err)
+{
+    const mla_config *c = mla_model_config(base);
+    const mla_tensor *e = t[ENCODER], *rot[2];
+    static const char *const NAME[2] = {"rotary_encoder.weight", "rotary_query.weight"};
+    mla_str s = MLA_STR_MAX(1024);
+    size_t n;
+    mla_status st = mla_factors_dims(c, MLA_LAYOUT_ABSORBED, e->shape[0], &n, err);
+    for (size_t k = 0; st == MLA_OK && k < 2; k++) {
+        st = mla_factors_name(&s, base, ne->layer, NAME[k], err);
+        if (st == MLA_OK && !(rot[k] = mla_st_find(file, mla_str_c(&s)))) st = mla_fail(err, MLA_EFORMAT, "%s is missing", mla_str_c(&s));
+    }
+    mla_str_free(&s);
+    if (st == MLA_OK && (e->shape[2] != n || rot[0]->ndim != 2))
+        st = mla_fail(err, MLA_EFORMAT, "%s: %zu features, expected %zu beside a rotary encoder", e->name, e->shape[2], n);
+    if (st == MLA_OK) st = mla_factors_new_absorbed(&ne->f, c, rot[0]->shape[0], e->shape[1], err);
+    mla_factors *f = &ne->f;
+    if (st == MLA_OK) st = load_f32(f->E, f->r * n, e, err);
+    if (st == MLA_OK) st = load_f32(f->D, f->nd * f->r, t[DECODER], err);
+    if (st == MLA_OK) st = load_f32(f->mu, n, t[MEAN], err);
+    if (st == MLA_OK) st = load_f32(f->Er, f->w * n / 2, rot[0], err);
+    return st == MLA_OK ? load_f32(f->Rq, f->w * n / 2, rot[1], err) : st;
+}
+
+static bool has_rotary(const mla_st *file)
+{
+    for (size_t i = 0; i < mla_st_count(file); i++)
+        if (mla_ends_with(mla_st_at(file, i)->name, ".mla.rotary_encoder.weight")) return true;
+    return false;
+}
+
 static mla_status load_layer(mla_nested *ne, mla_dtype *dtype, const mla_st *file, const mla_model *base, bool nested, mla_err *err)
 {
     const mla_tensor *t[PARTS] = {0};
@@ -149,12 +181,13 @@ static mla_status load_layer(mla_nested *ne, mla_dtype *dtype, const mla_st *fil
     if (st != MLA_OK) return st;
     const mla_tensor *e = t[ENCODER];
     if (e->ndim != 3) return mla_fail(err, MLA_EFORMAT, "%s: expected [groups, r, n], found %s", e->name, mla_tensor_text(e, text, sizeof text));
+    *dtype = e->dtype;
+    if (!nested && has_rotary(file)) return load_absorbed(ne, t, file, base, err);
     mla_layout layout = MLA_LAYOUT_NONE;
     if ((st = layout_of(&layout, e, t[CENTER] != NULL, c, err)) != MLA_OK) return st;
     size_t g = e->shape[0], r = e->shape[1], n = e->shape[2], d_key;
     d_key = n / (c->kv_heads / g) - c->head_dim;
     ne->keys = c->kv_heads / g * d_key;
-    *dtype = e->dtype;
     st = mla_factors_new(&ne->f, layout, g, n, r, err);
     if (st == MLA_OK) st = load_f32(ne->f.E, g * r * n, t[ENCODER], err);
     if (st == MLA_OK) st = load_f32(ne->f.D, g * n * r, t[DECODER], err);
@@ -184,6 +217,7 @@ static mla_status read_layers(mla_factor_source *out, const mla_st *file, const 
             st = mla_fail(err, MLA_EFORMAT, "layer %zu: layout or groups differ from the first layer's", l);
     }
     if (st == MLA_OK && out->layer[0].f.center) parts++;
+    if (st == MLA_OK && !out->nested && has_rotary(file)) parts += 2;
     if (st == MLA_OK && mla_st_count(file) != parts * full)
         st = mla_fail(err, MLA_EFORMAT, "%zu tensors, expected %zu: %zu for each of %zu full-attention layers", mla_st_count(file), parts * full, parts, full);
     return st;

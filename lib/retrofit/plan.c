@@ -27,11 +27,14 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     size_t n, G = c->kv_heads, d = c->head_dim, H = c->heads;
     bool shared = r->layout == MLA_LAYOUT_SHARED;
     mla_status st = shared ? mla_shared_rank(&p->rank, c, r->rotary_keys, r->budget, err) : mla_factors_dims(c, r->layout, r->groups, &n, err);
-    if (st == MLA_OK && !shared) st = mla_recipe_rank(&p->rank, r, c, err);
+    mla_recipe q = *r;
+    if (r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width) q.rotary_width = q.budget.rotary = d; /* build takes it from the statistics */
+    if (st == MLA_OK && !shared) st = mla_recipe_rank(&p->rank, &q, c, err);
     if (st != MLA_OK) return st;
+    p->rank += r->layout == MLA_LAYOUT_DEEPSEEK; /* the constant coordinate */
     if (shared) n = 2 * G * d;
     p->features = shared ? 0 : n * r->groups;
-    p->rotary_values = shared ? r->rotary_keys * c->rope.rot : mla_layout_rotary(c, r->layout);
+    p->rotary_values = shared ? r->rotary_keys * c->rope.rot : q.rotary_width + mla_layout_rotary(c, r->layout);
     p->divisors = mla_layout_divisors(c, r->layout);
     p->base_values = 2 * G * d;
     p->cached_values = p->rank + p->rotary_values + p->divisors;
@@ -42,7 +45,7 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     if (shared) p->factor_bytes = mla_shared_file_bytes(c, p->rank, r->rotary_keys);
     p->base_bytes = mla_model_stored_bytes(m);
     price(p, c);
-    size_t blocks, dim, all = G * ((r->layout == MLA_LAYOUT_REBUILD ? d : d - c->rope.rot) + d), dk = all / G - d;
+    size_t blocks, dim, all = G * (mla_layout_key_dims(c, r->layout) + d), dk = all / G - d;
     mla_metric_blocks(H, G, d, &blocks, &dim);
     uint64_t gate = c->attn_gate ? (uint64_t)blocks * dim * dim : 0;
     uint64_t wide = c->hidden + 2 * (uint64_t)G * d; /* shared-rotary: one layer at a time */

@@ -34,7 +34,9 @@ static mla_status choose(size_t *rank, const mla_factor_source *src, const mla_c
     }
     for (size_t i = 0; i < src->layers; i++) rank[i] = src->layer[i].f.groups * src->layer[i].f.r;
     if (!has_budget(o->recipe)) return MLA_OK;
-    mla_status st = mla_rank_uniform(&uniform, c, f->layout, f->groups, o->recipe->budget, err);
+    mla_budget b = o->recipe->budget;
+    b.rotary = f->w;
+    mla_status st = mla_rank_uniform(&uniform, c, f->layout, f->groups, b, err);
     if (st == MLA_OK) st = mla_rank_in_set(&at, &o->recipe->rank_set, uniform, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < src->layers; i++) rank[i] = at;
@@ -91,13 +93,27 @@ static mla_status describe(mla_layer_result *r, const mla_nested *ne, size_t per
     return MLA_OK;
 }
 
-static mla_status take(mla_factors *f, const mla_factor_source *src, size_t i, size_t per, mla_err *err)
+static mla_status take(mla_factors *f, const mla_factor_source *src, const mla_config *c, size_t i, size_t per, mla_err *err)
 {
     const mla_nested *ne = &src->layer[i];
     if (src->nested) return mla_nested_factors(f, ne, per, !src->f32, err);
-    mla_status st = mla_nested_new(f, ne, per, err);
+    mla_status st = ne->f.w ? mla_factors_new_absorbed(f, c, ne->f.w, per, err) : mla_nested_new(f, ne, per, err);
     if (st == MLA_OK) mla_nested_cut(f, ne);
     return st;
+}
+
+/* Width and folding of the rotary slots, the same in all layers. */
+static mla_status note_slots(mla_factorization *out, const mla_factors *f, mla_err *err)
+{
+    size_t fold, *freq = mla_alloc(f->w / 2, 1, sizeof *freq);
+    mla_status st = freq ? mla_factors_slots(freq, &fold, f, err) : mla_fail(err, MLA_ENOMEM, "%zu rotary slots", f->w / 2);
+    mla_free(freq);
+    if (st != MLA_OK) return st;
+    if (fold > out->freq_fold) out->freq_fold = fold;
+    if (out->rotary_width && out->rotary_width != f->w)
+        return mla_fail(err, MLA_EFORMAT, "rotary encoders of %zu and %zu values: one width for all layers is expected", out->rotary_width, f->w);
+    out->rotary_width = f->w;
+    return MLA_OK;
 }
 
 mla_status mla_prefix(mla_factorization *out, const mla_factor_source *src, const mla_config *c, const mla_prefix_opts *o, mla_str *note, mla_err *err)
@@ -115,7 +131,8 @@ mla_status mla_prefix(mla_factorization *out, const mla_factor_source *src, cons
         out->layers = i + 1;
         out->result[i] = (mla_layer_result){.layer = src->layer[i].layer, .rank = rank[i], .predicted = -1, .held_out = -1, .exact = -1};
         cut += rank[i] < g * src->layer[i].f.r;
-        st = take(&out->factors[i], src, i, rank[i] / g, err);
+        st = take(&out->factors[i], src, c, i, rank[i] / g, err);
+        if (st == MLA_OK && out->factors[i].w) st = note_slots(out, &out->factors[i], err);
         if (st == MLA_OK) st = describe(&out->result[i], &src->layer[i], rank[i] / g, err);
     }
     if (st == MLA_OK && cut && !src->nested && !src->f32)

@@ -7,45 +7,64 @@
 #include "base/alloc.h"
 #include "base/ckd.h"
 
-/* Latent values beside `rotary` others (divisors counted); at most `full`, a multiple of groups. */
-static mla_status rank_of(size_t *out, const mla_config *c, double rotary, double full, size_t groups, mla_budget b, mla_err *err)
+size_t mla_rotary_values(const mla_config *c, mla_layout layout, size_t chosen)
 {
-    size_t layers = mla_config_full_layers(c);
+    if (layout == MLA_LAYOUT_ABSORBED || layout == MLA_LAYOUT_DEEPSEEK) return chosen;
+    return mla_layout_rotary(c, layout) + mla_layout_divisors(c, layout); /* and divisors: beside the latent */
+}
+
+/* Latent values beside `rotary` others (divisors counted), before any rounding or limit. */
+static mla_status budget_of(double *values, const mla_config *c, double rotary, mla_budget b, mla_err *err)
+{
     double base = 2.0 * (double)c->kv_heads * (double)c->head_dim;
     int given = (b.keep > 0) + (b.rank > 0) + (b.kv_bytes > 0);
     if (given != 1) return mla_fail(err, MLA_EINVAL, "give exactly one of --keep, --rank and --kv-bytes");
-    double values; /* latent values per token and layer */
-    if (b.rank) values = (double)b.rank;
-    else if (b.kv_bytes) values = (double)b.kv_bytes / 2 / (double)layers - rotary;
-    else {
-        if (b.keep > 1) return mla_fail(err, MLA_EINVAL, "--keep %g: a fraction in (0, 1]", b.keep);
-        values = floor(b.keep * base + 1e-9) - rotary;
-    }
+    if (b.keep > 1) return mla_fail(err, MLA_EINVAL, "--keep %g: a fraction in (0, 1]", b.keep);
+    if (b.rank) *values = (double)b.rank;
+    else if (b.kv_bytes) *values = (double)b.kv_bytes / 2 / (double)mla_config_full_layers(c) - rotary;
+    else *values = floor(b.keep * base + 1e-9) - rotary;
+    return MLA_OK;
+}
+
+mla_status mla_latent_budget(double *values, const mla_config *c, mla_layout layout, mla_budget b, mla_err *err)
+{
+    mla_status st = budget_of(values, c, (double)mla_rotary_values(c, layout, b.rotary), b, err);
+    if (st == MLA_OK && layout == MLA_LAYOUT_DEEPSEEK) *values -= 1; /* the constant coordinate */
+    return st;
+}
+
+/* `values` as a rank: at most `full`, a multiple of groups. */
+static mla_status rank_of(size_t *out, double values, double rotary, double full, size_t groups, mla_budget b, mla_err *err)
+{
     if (b.rank && values > full) return mla_fail(err, MLA_EINVAL, "--rank %zu: the lossless rank of this layout is %.0f", b.rank, full);
     if (values > full) values = full;
     if (values < (double)groups)
         return mla_fail(err, MLA_EINVAL, "budget too small: %.0f latent values per token beside %.0f others, at least %zu needed",
                         values, rotary, groups);
     *out = (size_t)values / groups * groups;
-    if (b.rank && *out != b.rank) return mla_fail(err, MLA_EINVAL, "--rank %zu: not a multiple of %zu groups", b.rank, groups);
+    if (b.rank && *out != (size_t)values) return mla_fail(err, MLA_EINVAL, "--rank %zu: not a multiple of %zu groups", b.rank, groups);
     return MLA_OK;
 }
 
 mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err)
 {
     size_t n;
+    double values, rotary = (double)mla_rotary_values(c, layout, b.rotary);
+    bool slots = layout == MLA_LAYOUT_ABSORBED || layout == MLA_LAYOUT_DEEPSEEK; /* take as many dims out of the keys as they cache */
     mla_status st = mla_factors_dims(c, layout, groups, &n, err);
-    double beside = (double)(mla_layout_rotary(c, layout) + mla_layout_divisors(c, layout));
-    if (st == MLA_OK && b.keep == 1 && !b.rank && !b.kv_bytes) b = (mla_budget){.rank = n * groups}; /* lossless, divisors or not */
-    return st == MLA_OK ? rank_of(out, c, beside, (double)(n * groups), groups, b, err) : st;
+    if (st == MLA_OK && !slots && b.keep == 1 && !b.rank && !b.kv_bytes) b = (mla_budget){.rank = n * groups}; /* lossless, divisors or not */
+    if (st == MLA_OK) st = mla_latent_budget(&values, c, layout, b, err);
+    return st == MLA_OK ? rank_of(out, values, rotary, (double)(n * groups) - (slots ? rotary : 0), groups, b, err) : st;
 }
 
 mla_status mla_shared_rank(size_t *out, const mla_config *c, size_t R, mla_budget b, mla_err *err)
 {
     size_t most = 2 * c->kv_heads * c->head_dim;
+    double values, rotary = (double)(R * c->rope.rot);
     if (most > c->hidden) most = c->hidden;
     if (b.rank > most) return mla_fail(err, MLA_EINVAL, "--rank %zu: layout shared-rotary has use for at most %zu latent values here", b.rank, most);
-    return rank_of(out, c, (double)(R * c->rope.rot), (double)most, 1, b, err);
+    mla_status st = budget_of(&values, c, rotary, b, err);
+    return st == MLA_OK ? rank_of(out, values, rotary, (double)most, 1, b, err) : st;
 }
 
 size_t mla_rank_min(size_t uniform, size_t groups) { return uniform < 4 * groups ? groups : 4 * groups; }

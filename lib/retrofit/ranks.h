@@ -13,9 +13,17 @@ typedef struct {         /* exactly one of the three is set */
     double keep;         /* cached values per token and layer / the base's, rotary keys counted; 0 = unset */
     size_t rank;         /* latent values per token and layer, over all groups */
     size_t kv_bytes;     /* bytes per token over all layers, cached in bf16 */
+    size_t rotary;       /* beside those: rotary values per token and layer where the layout leaves that open, else 0 */
 } mla_budget;
 
-/* Latent values per token (over all groups) of every full-attention layer at a uniform rank: the largest multiple of
+/* Rotary values that a layout caches beside the latent, per token and layer; `chosen` where the layout leaves it open. */
+size_t mla_rotary_values(const mla_config *c, mla_layout layout, size_t chosen);
+
+/* Latent values per token and layer that the budget allows beside the rotary ones, before any rounding or limit. */
+MLA_CHECKED mla_status mla_latent_budget(double *values, const mla_config *c, mla_layout layout, mla_budget b, mla_err *err);
+
+/* Latent values per token (over all groups) of every full-attention layer at a uniform rank (layout deepseek: without the
+ * constant coordinate, which takes one value of the budget): the largest multiple of
  * `groups` within the budget. Refused with the numbers when nothing fits or the rank exceeds the features. keep == 1 is the
  * lossless rank, also where the layout keeps more beside it than the base caches (divisors of layout P). */
 MLA_CHECKED mla_status mla_rank_uniform(size_t *out, const mla_config *c, mla_layout layout, size_t groups, mla_budget b, mla_err *err);

@@ -8,7 +8,7 @@
 mla_recipe mla_recipe_default(void)
 {
     return (mla_recipe){.layout = MLA_LAYOUT_NONE, .groups = 1, .calibration_tokens = 131072, .row_tokens = 512,
-                        .allocation_rounds = 2, .refine_steps = 125, .refine_tokens = 65536};
+                        .allocation_rounds = 2, .refine_steps = 125, .refine_tokens = 65536, .freq_fold = 1};
 }
 
 double mla_recipe_balance(mla_layout layout) { return layout == MLA_LAYOUT_REBUILD ? 3.0 : 1.0; }
@@ -116,6 +116,8 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     if (!strcmp(k, "calibration")) return read_calibration(r, v, err);
     if (!strcmp(k, "objective"))
         return s && mla_objective_parse(s, &r->objective) ? MLA_OK : bad(k, "ours, svd, joint-svd, cov-separate or balanced-pca", v, err);
+    if (!strcmp(k, "rotary_width")) return mla_jv_size(v, &r->rotary_width) && r->rotary_width ? MLA_OK : bad(k, "a positive integer", v, err);
+    if (!strcmp(k, "freq_fold")) return mla_jv_size(v, &r->freq_fold) && r->freq_fold ? MLA_OK : bad(k, "a positive integer", v, err);
     if (!strcmp(k, "balance")) {
         r->balance_scan = s && !strcmp(s, "scan");
         return r->balance_scan || (mla_jv_f64(v, &r->balance) && r->balance > 0) ? MLA_OK : bad(k, "a positive number or \"scan\"", v, err);
@@ -168,6 +170,66 @@ static mla_status resolve_shared(mla_recipe *r, const mla_config *c, mla_err *er
     return MLA_OK;
 }
 
+/* What a stock DeepSeek model has no place for. */
+static mla_status deepseek_can(const mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    const char *why = NULL;
+    if (c->qk_norm) why = "this model normalises queries and keys, which kv_a_proj and kv_b_proj, being linear, cannot: use layout rebuild or absorbed-rope";
+    else if (c->attn_gate) why = "this model gates the attention output, and DeepSeek attention has no gate: use layout n";
+    else if (c->mlp_bias) why = "this model has MLP biases, and DeepSeek MLPs have none";
+    else if (c->experts) why = "this model is a mixture of experts of another kind";
+    else if (c->sliding_window) why = "this model attends through a sliding window, and DeepSeek attention has none";
+    else if (c->rope.custom) why = "this model's rotary frequencies come from a file and follow no kind that config.json can name";
+    else if (r->allocation != MLA_ALLOC_UNIFORM) why = "its config.json has one kv_lora_rank for all layers: allocation must be uniform";
+    if (why) return mla_fail(err, MLA_EINVAL, "layout deepseek: %s", why);
+    size_t per = c->head_dim / r->freq_fold;
+    bool plain = r->rotary_width == per;
+    if (r->rotary_width % per)
+        return mla_fail(err, MLA_EINVAL, "layout deepseek: rotary width %zu, expected a multiple of %zu (all layers share one table of frequencies)",
+                        r->rotary_width, per);
+    if (c->rope.kind == MLA_ROPE_DYNAMIC && (!plain || r->freq_fold > 1))
+        return mla_fail(err, MLA_EINVAL, "layout deepseek: dynamic RoPE needs one rotary key for every frequency (rotary width %zu, no folding)", c->head_dim);
+    return MLA_OK;
+}
+
+/* absorbed-rope and deepseek: widths, folding, and what the model must be like. */
+static mla_status resolve_slots(mla_recipe *r, const mla_config *c, mla_err *err)
+{
+    const size_t *s = c->rope.mrope_section;
+    bool deepseek = r->layout == MLA_LAYOUT_DEEPSEEK;
+    size_t n, half = c->rope.rot / 2, all = c->kv_heads * c->head_dim;
+    if (r->layout != MLA_LAYOUT_ABSORBED && !deepseek) {
+        if (r->freq_fold > 1 || r->rotary_width)
+            return mla_fail(err, MLA_EINVAL, "rotary_width and freq_fold belong to layouts absorbed-rope and deepseek, not to %s", mla_layout_name(r->layout));
+        return MLA_OK;
+    }
+    if (r->freq_fold > 1 && (s[0] | s[1] | s[2]))
+        return mla_fail(err, MLA_EINVAL, "freq_fold %zu: neighbouring frequencies of this model's multi-axis RoPE follow different axes (time, height, "
+                        "width), so turning them as one breaks image tokens", r->freq_fold);
+    mla_status st = mla_factors_dims(c, r->layout, r->groups, &n, err);
+    if (st != MLA_OK) return st;
+    if (r->freq_fold == 0 || half % r->freq_fold) return mla_fail(err, MLA_EINVAL, "freq_fold %zu: must divide %zu frequencies", r->freq_fold, half);
+    if (r->freq_fold > 1 && r->allocation == MLA_ALLOC_PROBE)
+        return mla_fail(err, MLA_EINVAL, "freq_fold changes the frequencies of the whole model: allocation by probe, layer by layer, cannot measure that");
+    r->refine_steps = 0; /* refine_local.h knows layouts n and rebuild */
+    if (r->allocation == MLA_ALLOC_AUTO && (deepseek || r->freq_fold > 1)) r->allocation = MLA_ALLOC_UNIFORM;
+    double latent;
+    if (!r->rotary_width && deepseek) r->rotary_width = c->head_dim / r->freq_fold;
+    mla_budget b = r->budget;
+    if (!r->rotary_width && (b.keep > 0 || b.kv_bytes) && mla_latent_budget(&latent, c, r->layout, b, NULL) == MLA_OK && latent >= 2.0 * (double)all)
+        r->rotary_width = all; /* lossless: every key rotary, all values latent */
+    if (!r->rotary_width && b.rank)
+        return mla_fail(err, MLA_EINVAL, "layout absorbed-rope with a rank needs a rotary width, too (or keep or kv_bytes for both together)");
+    if (r->rotary_width && (r->rotary_width < 2 || r->rotary_width % 2 || r->rotary_width > all))
+        return mla_fail(err, MLA_EINVAL, "rotary width %zu: an even number from 2 to %zu", r->rotary_width, all);
+    if (deepseek && (st = deepseek_can(r, c, err)) != MLA_OK) return st;
+    if (r->objective != MLA_OBJ_OURS)
+        return mla_fail(err, MLA_EINVAL, "objective %s: comparison methods are defined for layouts n and rebuild, not for %s", mla_objective_name(r->objective),
+                        mla_layout_name(r->layout));
+    r->budget.rotary = r->rotary_width;
+    return MLA_OK;
+}
+
 mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
 {
     if (c->mla.layout != MLA_LAYOUT_NONE) return mla_fail(err, MLA_EUNSUPPORTED, "the base is a retrofit already (layout %s)", mla_layout_name(c->mla.layout));
@@ -182,6 +244,8 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
                         r->rotary_keys, mla_layout_name(r->layout));
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
+    st = resolve_slots(r, c, err);
+    if (st != MLA_OK) return st;
     if (r->objective != MLA_OBJ_OURS && (r->balance_scan || (r->balance != 0 && r->balance != 1)))
         return mla_fail(err, MLA_EINVAL, "balance %g: objective %s has its own; balance belongs to objective ours", r->balance,
                         mla_objective_name(r->objective));
@@ -232,6 +296,8 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     mla_jv_set_str(o, "objective", mla_objective_name(r->objective));
     if (r->balance_scan) mla_jv_set_str(o, "balance", "scan");
     else mla_jv_set_f64(o, "balance", r->balance);
+    if (r->rotary_width) mla_jv_set_size(o, "rotary_width", r->rotary_width);
+    if (r->freq_fold > 1) mla_jv_set_size(o, "freq_fold", r->freq_fold);
     mla_jv_set_str(o, "factors_dtype", FACTORS[r->factors_dtype]);
     mla_jv_set_str(o, "allocation", ALLOC[r->allocation]);
     mla_jv *set = r->rank_set.n ? mla_jv_set_arr(o, "rank_set") : NULL;

@@ -35,6 +35,8 @@ typedef struct {
     mla_objective objective;
     double balance;             /* 0: the default of the layout */
     bool balance_scan;          /* choose it on held-out text (balance.h) */
+    size_t rotary_width;        /* absorbed-rope, deepseek: rotary values per token; 0: from the statistics, or one key per frequency */
+    size_t freq_fold;           /* absorbed-rope, deepseek: neighbouring frequencies that turn as one; 1: none */
     mla_factors_dtype factors_dtype;
     mla_allocation allocation;
     mla_rank_set rank_set;      /* ranks that layers may have; empty: any (layout P: its default set once resolved) */

@@ -8,6 +8,7 @@
 #include "linalg/eigh.h"
 #include "linalg/gemm.h"
 #include "retrofit/divisor.h"
+#include "retrofit/absorbed.h"
 #include "retrofit/metric.h"
 #include "retrofit/nested.h"
 
@@ -29,6 +30,7 @@ void mla_solution_free(mla_solution *s)
     mla_free(s->C);
     mla_free(s->Lambda);
     mla_free(s->center);
+    mla_absorbed_free(s->absorbed);
     *s = (mla_solution){0};
 }
 
@@ -267,7 +269,7 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
 
 double mla_solution_tail(const mla_solution *s, size_t r)
 {
-    double t = 0;
+    double t = s->absorbed ? s->absorbed->lost : 0;
     for (size_t a = 0; a < s->groups; a++)
         for (size_t i = s->n; i-- > r;) t += s->sigma[a * s->n + i]; /* small terms first */
     return t;
@@ -278,6 +280,7 @@ mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t 
     mla_nested ne;
     *out = (mla_factors){0};
     if (r == 0 || r > s->n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, s->n);
+    if (s->absorbed) return mla_absorbed_factors(out, s, r, bf16, err);
     mla_status st = mla_nested_of(&ne, s, r, bf16 && r < s->n, err);
     if (st != MLA_OK) return st;
     st = mla_nested_factors(out, &ne, r, bf16, err);
@@ -300,6 +303,7 @@ double mla_solution_k_share(const mla_solution *s, size_t r)
 mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *held, mla_err *err)
 {
     size_t n = s->n, r = f->r;
+    if (s->absorbed) return mla_absorbed_loss(out, s, f, held, err);
     double *Q = mla_alloc(n, n, sizeof *Q), *T = mla_alloc(n, n, sizeof *T), *C2 = mla_alloc(n, n, sizeof *C2);
     double *C = mla_alloc(held->n, held->n, sizeof *C), *mu = mla_alloc(held->n, 1, sizeof *mu);
     mla_status st = Q && T && C2 && C && mu ? MLA_OK : mla_fail(err, MLA_ENOMEM, "held-out loss of layer %zu", s->layer);

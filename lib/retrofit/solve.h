@@ -34,6 +34,7 @@ typedef struct {          /* per group a: */
     size_t heads;         /* layout P: KV heads; 0 otherwise */
     float *center;        /* layout P: (heads) of the divisors; NULL otherwise */
     size_t floored;       /* (a metric of zeros: all; sigma is then 0) eigenvalues of Lambda raised to the floor 1e-6 * max */
+    struct mla_absorbed *absorbed; /* layout absorbed-rope (absorbed.h): owned; C, E, D are then of the remaining keys */
 } mla_solution;
 
 /* wo: o_proj of the layer, f32 (D, H d); objective ours only, otherwise NULL. */

@@ -15,4 +15,6 @@ typedef struct {
 } mla_solve_all_opts;
 /* sol (fit->layers), zeroed or solved before (then freed first). */
 MLA_CHECKED mla_status mla_solve_all(mla_solution *sol, const mla_solve_all_opts *o, double balance, mla_err *err);
+/* Layer i of the statistics alone. */
+MLA_CHECKED mla_status mla_solve_one(mla_solution *s, const mla_solve_all_opts *o, size_t i, double balance, mla_err *err);
 #endif

@@ -9,43 +9,59 @@
 
 size_t mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS])
 {
-    const mla_stats_array a[MLA_STATS_ARRAYS] = {
+    size_t n = 6;
+    const mla_stats_array a[] = {
         {"shift", l->shift, l->n},
         {"sum", l->sum, l->n},
         {"cov", l->C, l->n * l->n},
         {"query", l->M, l->G * l->dk * l->dk},
         {"kappa", l->kappa, l->H * l->H},
         {"gate", l->GG, l->gate_blocks * l->gate_dim * l->gate_dim},
-        {"divisor", l->divisor, l->divisor ? l->G : 0},
     };
     memcpy(out, a, sizeof a);
-    return l->divisor ? MLA_STATS_ARRAYS : MLA_STATS_ARRAYS - 1;
+    if (l->half) out[n++] = (mla_stats_array){"plain query", l->Q, l->H * l->dk * l->dk};
+    if (l->half) out[n++] = (mla_stats_array){"turn", l->turn, l->H * l->half * 3};
+    if (l->divisor) out[n++] = (mla_stats_array){"divisor", l->divisor, l->G};
+    return n;
 }
 
-static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout layout, size_t layer, mla_err *err)
+mla_layout mla_stats_layout(mla_layout l)
 {
-    *l = (mla_layer_stats){.layer = layer, .H = c->heads, .G = c->kv_heads, .d = c->head_dim};
-    l->dk = layout == MLA_LAYOUT_REBUILD ? c->head_dim : c->head_dim - c->rope.rot;
-    l->n = l->G * (l->dk + l->d);
-    if (c->attn_gate) {
-        mla_metric_blocks(l->H, l->G, l->d, &l->gate_blocks, &l->gate_dim);
-    }
+    return l == MLA_LAYOUT_ABSORBED || l == MLA_LAYOUT_DEEPSEEK ? MLA_LAYOUT_REBUILD : l;
+}
+
+mla_status mla_stats_alloc(mla_layer_stats *l, bool divisors, mla_err *err)
+{
     l->shift = mla_alloc(l->n, 1, sizeof(double));
     l->sum = mla_alloc(l->n, 1, sizeof(double));
     l->C = mla_alloc(l->n, l->n, sizeof(double));
     l->M = mla_alloc(l->G, l->dk * l->dk, sizeof(double));
     l->kappa = mla_alloc(l->H, l->H, sizeof(double));
     l->GG = mla_alloc(l->gate_blocks, l->gate_dim * l->gate_dim, sizeof(double));
-    bool divs = mla_layout_divisors(c, layout) > 0;
-    if (divs) l->divisor = mla_alloc(l->G, 1, sizeof(double));
-    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || (divs && !l->divisor))
-        return mla_fail(err, MLA_ENOMEM, "statistics of layer %zu: %zu features", layer, l->n);
+    l->Q = mla_alloc(l->half ? l->H : 0, l->dk * l->dk, sizeof(double));
+    l->turn = mla_alloc(l->H, l->half * 3, sizeof(double));
+    if (divisors) l->divisor = mla_alloc(l->G, 1, sizeof(double));
+    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || !l->Q || !l->turn || (divisors && !l->divisor))
+        return mla_fail(err, MLA_ENOMEM, "statistics of layer %zu: %zu features", l->layer, l->n);
     return MLA_OK;
+}
+
+static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout layout, size_t layer, mla_err *err)
+{
+    *l = (mla_layer_stats){.layer = layer, .H = c->heads, .G = c->kv_heads, .d = c->head_dim};
+    l->dk = mla_layout_key_dims(c, layout);
+    l->n = l->G * (l->dk + l->d);
+    if (c->attn_gate) {
+        mla_metric_blocks(l->H, l->G, l->d, &l->gate_blocks, &l->gate_dim);
+    }
+    if (layout == MLA_LAYOUT_REBUILD && l->dk == c->rope.rot) l->half = c->rope.rot / 2;
+    return mla_stats_alloc(l, mla_layout_divisors(c, layout) > 0, err);
 }
 
 mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_err *err)
 {
     size_t full = mla_config_full_layers(c);
+    layout = mla_stats_layout(layout);
     *out = (mla_stats){.layout = layout};
     out->layer = mla_alloc(full, 1, sizeof *out->layer);
     if (!out->layer) return mla_fail(err, MLA_ENOMEM, "statistics of %zu layers", full);
@@ -71,6 +87,8 @@ void mla_stats_free(mla_stats *s)
         mla_free(l->kappa);
         mla_free(l->GG);
         mla_free(l->divisor);
+        mla_free(l->Q);
+        mla_free(l->turn);
     }
     mla_free(s->layer);
     *s = (mla_stats){0};
@@ -79,7 +97,7 @@ void mla_stats_free(mla_stats *s)
 static bool same_shape(const mla_layer_stats *a, const mla_layer_stats *b)
 {
     return a->layer == b->layer && a->H == b->H && a->G == b->G && a->d == b->d && a->dk == b->dk && a->n == b->n &&
-           a->gate_blocks == b->gate_blocks && a->gate_dim == b->gate_dim && !a->divisor == !b->divisor;
+           a->gate_blocks == b->gate_blocks && a->gate_dim == b->gate_dim && !a->divisor == !b->divisor && a->half == b->half;
 }
 
 /* a += b, with b's centred sums moved to a's shift: y - sa = (y - sb) + e, e = sb - sa. */

@@ -9,6 +9,8 @@
  *   in layout P of keys before their norm: q times the norm's gain, each token's term times 1 / rms_s^2
  * divisor_g = sum_s log2 rms of head g's key before its norm (layout P)
  *   kappa_hh' = sum_{t,s} p^h_ts p^h'_ts
+ *   Q_h = 1/d sum_{t,s} p_ts^2 |R_h (v_s - o_t)|^2 q q^T, q before its rotation; only where keys in the latent turn
+ *   turn_hf = sum_{t,s} p_ts^2 |R_h (v_s - o_t)|^2 |q_f|^2 (cos, sin, 1)(theta_f (s - t)), q_f the pair of frequency f; likewise
  *   GG = sum_t gamma_t gamma_t^T over heads (blocks: one of H d, or G of m d when H d is large)
  * R_h^T R_h = E[gamma_h gamma_h^T] o (W_h^T W_h) turns a value error into an error of the layer's output.
  * Sums of two runs add (after moving to one shift): statistics are mergeable. Sources: design notes, algorithms 7.1-7.3. */
@@ -24,6 +26,7 @@ typedef struct {
     size_t layer;
     size_t H, G, d, dk, n;
     size_t gate_blocks, gate_dim; /* GG: gate_blocks x (gate_dim, gate_dim); 0 blocks: ungated */
+    size_t half;                  /* frequencies whose keys turn in the latent; 0 in layout N: no Q, no turn */
     double tokens, wsum;
     double *shift, *sum;          /* (n) */
     double *C;                    /* (n, n) */
@@ -31,6 +34,8 @@ typedef struct {
     double *kappa;                /* (H, H) */
     double *GG;
     double *divisor;              /* (G) in layout P; NULL otherwise */
+    double *Q;                    /* (H, dk, dk) */
+    double *turn;                 /* (H, half, 3) */
 } mla_layer_stats;
 
 typedef struct {
@@ -43,7 +48,9 @@ typedef struct {
     unsigned char base_digest[32], corpus_digest[32];
 } mla_stats;
 
-/* Zeroed statistics shaped for the model and layout; rot of the model decides dk. */
+/* The layout whose statistics serve `l`: whole keys before RoPE for rebuild, absorbed-rope and deepseek alike. */
+mla_layout mla_stats_layout(mla_layout l);
+/* Zeroed statistics shaped for the model and mla_stats_layout(layout); rot of the model decides dk. */
 MLA_CHECKED mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_err *err);
 /* Whether b is of the same layout, layers and shapes as a, and of the same kind of weights; MLA_EINVAL says what differs. */
 MLA_CHECKED mla_status mla_stats_same_shape(const mla_stats *a, const mla_stats *b, mla_err *err);
@@ -62,7 +69,9 @@ typedef struct {
     double *data;
     size_t count;
 } mla_stats_array;
-#define MLA_STATS_ARRAYS 7
-/* How many there are: the last one, of divisors, is layout P's alone. */
+#define MLA_STATS_ARRAYS 9
+/* Allocates the arrays of a layer whose sizes are set; divisors: layout P. */
+MLA_CHECKED mla_status mla_stats_alloc(mla_layer_stats *l, bool divisors, mla_err *err);
+/* How many there are: two more where keys turn in the latent, one more (divisors) in layout P. */
 size_t mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS]);
 #endif

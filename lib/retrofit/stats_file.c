@@ -64,6 +64,7 @@ static mla_status header_json(mla_str *out, const mla_stats *s, const size_t *fr
         mla_jv_set_size(lo, "kv_heads", l->G);
         mla_jv_set_size(lo, "head_dim", l->d);
         mla_jv_set_size(lo, "key_dim", l->dk);
+        mla_jv_set_size(lo, "frequencies", l->half);
         mla_jv_set_size(lo, "gate_blocks", l->gate_blocks);
         mla_jv_set_size(lo, "gate_dim", l->gate_dim);
         mla_jv_set_f64(lo, "tokens", l->tokens);
@@ -175,6 +176,8 @@ static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, bool divs, cur
         (st = need_size(o, "key_dim", 4096, &l->dk, err)) != MLA_OK || (st = need_size(o, "gate_blocks", 4096, &l->gate_blocks, err)) != MLA_OK ||
         (st = need_size(o, "gate_dim", DIM_MAX, &l->gate_dim, err)) != MLA_OK)
         return st;
+    if (mla_jv_get(o, "frequencies") && (st = need_size(o, "frequencies", 4096, &l->half, err)) != MLA_OK) return st; /* older files: none */
+    if (l->half && 2 * l->half != l->dk) return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu frequencies for keys of %zu dims", l->layer, l->half, l->dk);
     l->n = l->G * (l->dk + l->d);
     if (l->n > DIM_MAX || !mla_jv_f64(mla_jv_get(o, "tokens"), &l->tokens) || !mla_jv_f64(mla_jv_get(o, "weight"), &l->wsum))
         return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu features, tokens and weight must be numbers", l->layer, l->n);
@@ -182,14 +185,7 @@ static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, bool divs, cur
     size_t left = (size_t)(c->end - c->at), need;
     if (!mla_mul(&need, l->n, l->n) || need / 65536 > left)
         return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu features in %zu bytes", l->layer, l->n, left);
-    l->shift = mla_alloc(l->n, 1, 8);
-    l->sum = mla_alloc(l->n, 1, 8);
-    l->C = mla_alloc(l->n, l->n, 8);
-    l->M = mla_alloc(l->G, l->dk * l->dk, 8);
-    l->kappa = mla_alloc(l->H, l->H, 8);
-    l->GG = mla_alloc(l->gate_blocks, l->gate_dim * l->gate_dim, 8);
-    if (divs) l->divisor = mla_alloc(l->G, 1, 8);
-    if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || (divs && !l->divisor)) return mla_fail(err, MLA_ENOMEM, "layer %zu", l->layer);
+    if ((st = mla_stats_alloc(l, divs, err)) != MLA_OK) return st;
     mla_stats_array a[MLA_STATS_ARRAYS];
     size_t arrays = mla_stats_arrays(l, a);
     const mla_jv *fb = mla_jv_first(mla_jv_get(o, "frame_bytes"));

@@ -30,10 +30,11 @@ static mla_status new_part(mla_rt *rt, rt_lin *l, size_t out, part p, mla_err *e
     return rt_lin_new(rt, l, &(mla_weight_desc){.out = out, .in = p.in, .precision = rt->o.precision, .rows = part_rows, .ctx = &p}, err);
 }
 
-/* Where the rows of head i of a group stand in D (n, r): keys at i kstep, values at v0 + i vstep. */
+/* Where the rows of head i of a group stand in D (nd, r): keys at i kstep, values at v0 + i / share vstep, their means
+ * at m0 + i / share vstep of mu. */
 typedef struct {
-    const float *D, *mu; /* (groups, n, r), (groups, n) or NULL */
-    size_t n, kstep, v0, vstep;
+    const float *D, *mu; /* (groups, nd, r), (groups, n) or NULL */
+    size_t nd, n, kstep, v0, m0, vstep, share;
 } up_rows;
 
 /* Layout P: D_K,g transposed, and mu_K,g as one more row: q's product with it is what the mean adds to the logit. */
@@ -54,22 +55,22 @@ static mla_status load_up(mla_rt *rt, rt_layer *l, const up_rows *u, mla_err *er
 {
     const rt_dims *m = &l->dim;
     rt_latent *lat = &l->lat;
-    size_t per = m->G / m->groups, r = m->r;
+    size_t per = m->kh / m->groups, r = m->r;
     bool rebuild = l->kind == RT_LATENT_REBUILD;
     lat->key = mla_alloc(m->groups, sizeof *lat->key, 1);
-    lat->val = mla_alloc(m->G, sizeof *lat->val, 1);
-    lat->key_t = rebuild ? NULL : mla_alloc(m->G, sizeof *lat->key_t, 1);
-    if (!lat->key || !lat->val || (!rebuild && !lat->key_t)) return mla_fail(err, MLA_ENOMEM, "latent of %zu heads", m->G);
+    lat->val = mla_alloc(m->kh, sizeof *lat->val, 1);
+    lat->key_t = rebuild ? NULL : mla_alloc(m->kh, sizeof *lat->key_t, 1);
+    if (!lat->key || !lat->val || (!rebuild && !lat->key_t)) return mla_fail(err, MLA_ENOMEM, "latent of %zu heads", m->kh);
     for (size_t a = 0; a < m->groups; a++) {
-        const float *D = u->D + a * u->n * r;
+        const float *D = u->D + a * u->nd * r;
         RT_TRY(new_part(rt, &lat->key[a], per * m->dn, (part){D, m->dn, u->kstep * r, r, 1, r}, err));
         if (rebuild || m->divs) RT_TRY(rt_upload(rt, &lat->key[a].bias, u->mu + a * u->n, per * m->dn, err));
         for (size_t i = 0; i < per; i++) {
-            size_t g = a * per + i, v = u->v0 + i * u->vstep;
+            size_t g = a * per + i, v = u->v0 + i / u->share * u->vstep;
             if (m->divs) RT_TRY(load_key_p(rt, &lat->key_t[g], D + i * u->kstep * r, u->mu + a * u->n + i * u->kstep, m, err));
             else if (!rebuild) RT_TRY(new_part(rt, &lat->key_t[g], r, (part){D + i * u->kstep * r, r, 0, 1, r, m->dn}, err));
             RT_TRY(new_part(rt, &lat->val[g], m->dv, (part){D + v * r, m->dv, 0, r, 1, r}, err));
-            if (u->mu) RT_TRY(rt_upload(rt, &lat->val[g].bias, u->mu + a * u->n + v, m->dv, err));
+            if (u->mu) RT_TRY(rt_upload(rt, &lat->val[g].bias, u->mu + a * u->n + u->m0 + i / u->share * u->vstep, m->dv, err));
         }
     }
     return MLA_OK;
@@ -100,7 +101,7 @@ static mla_status load_p(mla_rt *rt, rt_layer *l, mla_err *err)
         }
         st = rt_upload(rt, &l->lat.center, center, m->G, err);
     }
-    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, mu, n, m->dn, per * m->dn, m->dv}, err);
+    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, mu, n, n, m->dn, per * m->dn, per * m->dn, m->dv, 1}, err);
     mla_free(gain);
     mla_free(D);
     mla_free(mu);
@@ -120,7 +121,14 @@ mla_status rt_latent_load(mla_rt *rt, rt_layer *l, mla_err *err)
         RT_TRY(new_part(rt, &lat->enc[a], f->r, (part){f->E + a * f->r * f->n, f->r, 0, f->n, 1, f->n}, err));
     RT_TRY(rt_upload(rt, &lat->mu, f->mu, f->groups * f->n, err));
     if (m->divs) return load_p(rt, l, err);
-    return load_up(rt, l, &(up_rows){f->D, f->mu, f->n, m->dn, per * m->dn, m->dv}, err);
+    if (l->kind != RT_LATENT_ABSORBED)
+        return load_up(rt, l, &(up_rows){f->D, f->mu, f->n, f->n, m->dn, per * m->dn, per * m->dn, m->dv, 1}, err);
+    RT_TRY(new_part(rt, &lat->rot, f->w, (part){f->Er, f->w, 0, m->G * m->d, 1, m->G * m->d}, err));
+    lat->query = mla_alloc(m->G, sizeof *lat->query, 1);
+    if (!lat->query) return mla_fail(err, MLA_ENOMEM, "rotary queries of %zu heads", m->G);
+    for (size_t g = 0; g < m->G; g++)
+        RT_TRY(new_part(rt, &lat->query[g], f->w, (part){f->Rq + g * f->w * m->d, f->w, 0, m->d, 1, m->d}, err));
+    return load_up(rt, l, &(up_rows){f->D, f->mu, f->nd, f->n, m->d, m->H * m->d, m->G * m->d, m->dv, m->H / m->G}, err);
 }
 
 mla_status rt_shared_load(mla_rt *rt, rt_layer *l, mla_err *err)
@@ -133,8 +141,8 @@ mla_status rt_shared_load(mla_rt *rt, rt_layer *l, mla_err *err)
     RT_TRY(new_part(rt, &l->lat.enc[0], s->r, (part){s->E, s->r, 0, s->D, 1, s->D}, err));
     RT_TRY(new_part(rt, &l->sh_key, w, (part){s->KR, w, 0, s->D, 1, s->D}, err));
     for (size_t h = 0; h < s->H; h++) RT_TRY(new_part(rt, &l->sh_query[h], w, (part){s->Q2 + h * w * s->rot, w, 0, s->rot, 1, s->rot}, err));
-    /* K and V stand one after the other like the rows of a decoder; mu has only the second half */
-    return load_up(rt, l, &(up_rows){s->K, s->mu - Hd, 2 * Hd, s->d, Hd, s->d}, err);
+    /* K and V stand one after the other like the rows of a decoder; mu is of the values alone */
+    return load_up(rt, l, &(up_rows){s->K, s->mu, 2 * Hd, Hd, s->d, Hd, 0, s->d, 1}, err);
 }
 
 void rt_latent_drop(mla_rt *rt, rt_layer *l)
@@ -148,7 +156,10 @@ void rt_latent_drop(mla_rt *rt, rt_layer *l)
         if (lat->enc) rt_lin_free(rt, &lat->enc[a]);
         if (lat->key) rt_lin_free(rt, &lat->key[a]);
     }
-    for (size_t g = 0; g < l->dim.G; g++) {
+    for (size_t g = 0; lat->query && g < l->dim.G; g++) rt_lin_free(rt, &lat->query[g]);
+    rt_lin_free(rt, &lat->rot);
+    mla_free(lat->query);
+    for (size_t g = 0; g < l->dim.kh; g++) {
         if (lat->key_t) rt_lin_free(rt, &lat->key_t[g]);
         if (lat->val) rt_lin_free(rt, &lat->val[g]);
     }
@@ -169,19 +180,38 @@ typedef struct { /* a stored matrix whose rotary rows stand as interleaved pairs
     bool pairs;
 } ds_src;
 
+/* Where row i of such a matrix is stored. */
+static size_t ds_row(const ds_src *s, size_t i)
+{
+    size_t in_head = i % s->head;
+    if (!s->pairs || in_head < s->first) return i;
+    size_t j = in_head - s->first, half = s->rot / 2;
+    return i - in_head + s->first + (j < half ? 2 * j : 2 * (j - half) + 1);
+}
+
 static mla_status ds_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *err)
 {
     const ds_src *s = ctx;
     if (!s->pairs) return mla_mat_rows(&s->m, row0, n, dst, err);
-    for (size_t i = row0; i < row0 + n; i++, dst += s->m.in) {
-        size_t in_head = i % s->head, from = i;
-        if (in_head >= s->first) {
-            size_t j = in_head - s->first, half = s->rot / 2;
-            from = i - in_head + s->first + (j < half ? 2 * j : 2 * (j - half) + 1);
-        }
-        RT_TRY(mla_mat_rows(&s->m, from, 1, dst, err));
-    }
+    for (size_t i = row0; i < row0 + n; i++, dst += s->m.in) RT_TRY(mla_mat_rows(&s->m, ds_row(s, i), 1, dst, err));
     return MLA_OK;
+}
+
+static mla_status ds_kv_bias(mla_rt *rt, rt_layer *l, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    size_t n = m->r + m->rot;
+    ds_src s = {.head = n, .first = m->r, .rot = m->rot, .pairs = rt->cfg->rope.interleaved_pairs};
+    float *from, *to = mla_alloc(n, 1, sizeof *to);
+    if (!to) return mla_fail(err, MLA_ENOMEM, "bias of %zu values", n);
+    mla_status st = mla_model_vec(rt->model, MLA_W_DS_KV_A_BIAS, l->index, n, &from, err);
+    for (size_t i = 0; st == MLA_OK && i < n; i++) to[i] = from[ds_row(&s, i)];
+    if (st == MLA_OK) {
+        mla_free(from);
+        st = rt_upload(rt, &l->ds_kv_a.bias, to, n, err);
+    }
+    mla_free(to);
+    return st;
 }
 
 static mla_status ds_lin(mla_rt *rt, rt_lin *l, mla_wkind k, const rt_layer *layer, size_t head, mla_err *err)
@@ -199,12 +229,15 @@ mla_status rt_ds_load(mla_rt *rt, rt_layer *l, mla_err *err)
     size_t i = l->index, n = m->H * (m->dn + m->dv);
     if (c->q_lora_rank) {
         RT_TRY(rt_lin_model(rt, &l->ds_q_a, MLA_W_DS_Q_A, i, err));
+        if (mla_model_has(rt->model, MLA_W_DS_Q_A_BIAS, i)) RT_TRY(rt_vec(rt, &l->ds_q_a.bias, MLA_W_DS_Q_A_BIAS, i, c->q_lora_rank, err));
         RT_TRY(rt_vec(rt, &l->ds_q_a_norm, MLA_W_DS_Q_A_NORM, i, c->q_lora_rank, err));
     }
     RT_TRY(ds_lin(rt, &l->q, c->q_lora_rank ? MLA_W_DS_Q_B : MLA_W_Q, l, m->d, err));
     RT_TRY(ds_lin(rt, &l->ds_kv_a, MLA_W_DS_KV_A, l, m->r + m->rot, err));
+    if (mla_model_has(rt->model, MLA_W_DS_KV_A_BIAS, i)) RT_TRY(ds_kv_bias(rt, l, err));
     RT_TRY(rt_vec(rt, &l->ds_kv_a_norm, MLA_W_DS_KV_A_NORM, i, m->r, err));
     RT_TRY(rt_lin_model(rt, &l->o, MLA_W_O, i, err));
+    if (mla_model_has(rt->model, MLA_W_O_BIAS, i)) RT_TRY(rt_vec(rt, &l->o.bias, MLA_W_O_BIAS, i, l->o.out, err));
     mla_mat b;
     RT_TRY(mla_model_mat(rt->model, MLA_W_DS_KV_B, i, &b, err));
     if (b.out != n || b.in != m->r)
@@ -212,7 +245,7 @@ mla_status rt_ds_load(mla_rt *rt, rt_layer *l, mla_err *err)
     float *D = mla_alloc_raw(n, m->r, sizeof *D);
     if (!D) return mla_fail(err, MLA_ENOMEM, "layer %zu: kv_b", i);
     mla_status st = mla_mat_rows(&b, 0, n, D, err);
-    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, NULL, n, m->dn + m->dv, m->dn, m->dn + m->dv}, err);
+    if (st == MLA_OK) st = load_up(rt, l, &(up_rows){D, NULL, n, n, m->dn + m->dv, m->dn, m->dn, m->dn + m->dv, 1}, err);
     mla_free(D);
     return st;
 }

@@ -24,6 +24,15 @@ mla_status rt_per_head(mla_rt *rt, const rt_head_map *a, size_t T, mla_err *err)
     return MLA_OK;
 }
 
+mla_status rt_absorbed_query(mla_rt *rt, const rt_layer *l, size_t T, mla_mem *q, mla_mem *q_rot, mla_mem *qx, mla_err *err)
+{
+    const rt_dims *m = &l->dim;
+    RT_TRY(RT_OP(rt, copy_rows, qx, m->qd, q, m->d, T * m->H, m->d, err));
+    rt_head_map f = {.w = l->lat.query, .y = {mla_at(qx, m->d), m->H * m->qd}, .x = {q_rot, m->H * m->d}, .yh = m->qd, .xh = m->d, .G = m->G,
+                  .m = m->H / m->G};
+    return rt_per_head(rt, &f, T, err);
+}
+
 static mla_kv_view dense(const mla_rt *rt, mla_mem *p, size_t heads, size_t w)
 {
     return (mla_kv_view){.data = p, .page_tokens = rt->pool.page_tokens, .row_elems = heads * w, .head_stride = w, .dtype = MLA_F32, .scale = 1};
@@ -33,17 +42,17 @@ static mla_kv_view dense(const mla_rt *rt, mla_mem *p, size_t heads, size_t w)
 static mla_status expand(mla_rt *rt, const rt_layer *l, const rt_piece *p, mla_mem **xk, mla_mem **xv, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t S = p->pos + p->n, cw = m->groups * m->r, per = m->G / m->groups;
+    size_t S = p->pos + p->n, cw = m->groups * m->r, per = m->kh / m->groups;
     mla_mem *c; /* (S, groups, r) */
     RT_TRY(rt_scratch(rt, RT_S_XC, S, cw, &c, err));
-    RT_TRY(rt_scratch(rt, RT_S_XK, S, m->G * m->dn, xk, err));
-    if (xv) RT_TRY(rt_scratch(rt, RT_S_XV, S, m->G * m->dv, xv, err));
+    RT_TRY(rt_scratch(rt, RT_S_XK, S, m->kh * m->dn, xk, err));
+    if (xv) RT_TRY(rt_scratch(rt, RT_S_XV, S, m->kh * m->dv, xv, err));
     mla_kv_read_args rd = {.from = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .y = c, .ldy = cw, .n = S, .width = cw};
     RT_TRY(RT_OP(rt, kv_read, &rd, err));
     for (size_t a = 0; a < m->groups; a++)
-        RT_TRY(rt_linear(rt, &l->lat.key[a], (rt_rows){mla_at(*xk, a * per * m->dn), m->G * m->dn}, (rt_rows){mla_at(c, a * m->r), cw}, S, err));
-    for (size_t g = 0; xv && g < m->G; g++)
-        RT_TRY(rt_linear(rt, &l->lat.val[g], (rt_rows){mla_at(*xv, g * m->dv), m->G * m->dv}, (rt_rows){mla_at(c, g / per * m->r), cw}, S, err));
+        RT_TRY(rt_linear(rt, &l->lat.key[a], (rt_rows){mla_at(*xk, a * per * m->dn), m->kh * m->dn}, (rt_rows){mla_at(c, a * m->r), cw}, S, err));
+    for (size_t g = 0; xv && g < m->kh; g++)
+        RT_TRY(rt_linear(rt, &l->lat.val[g], (rt_rows){mla_at(*xv, g * m->dv), m->kh * m->dv}, (rt_rows){mla_at(c, g / per * m->r), cw}, S, err));
     return MLA_OK;
 }
 
@@ -57,23 +66,23 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, con
     if (rebuild || p->expand) {
         RT_TRY(expand(rt, l, p, &xk, p->expand ? &xv : NULL, err));
         if (rebuild) {
-            mla_rope_args ra = {.x = xk, .ldx = m->G * m->d, .T = p->pos + p->n, .heads = m->G, .head_stride = m->d, .rot = m->rot,
+            mla_rope_args ra = {.x = xk, .ldx = m->kh * m->d, .T = p->pos + p->n, .heads = m->kh, .head_stride = m->d, .rot = m->rot,
                                 .cos = p->seq->cos.p, .sin = p->seq->sin.p};
             RT_TRY(RT_OP(rt, rope, &ra, err));
         }
         at->q = rebuild ? q.p : mla_at(q.p, m->q_nope);
         at->ldq = q.ld;
-        at->qh_stride = m->d;
-        at->k = dense(rt, xk, m->G, m->dn);
-        at->kh = m->G;
+        at->qh_stride = m->qd;
+        at->k = dense(rt, xk, m->kh, m->dn);
+        at->kh = m->kh;
         at->dk = m->dn;
-        if (xv) at->v = dense(rt, xv, m->G, m->dv), at->vh = m->G, at->dv = m->dv;
+        if (xv) at->v = dense(rt, xv, m->kh, m->dv), at->vh = m->kh, at->dv = m->dv;
     } else {
         mla_mem *a; /* (n, H, r) absorbed queries; layout P: (n, H, r + 1) with the mean's part of the logit last */
         size_t w = l->lat.key_t[0].out;
         RT_TRY(rt_scratch(rt, RT_S_A, p->n, m->H * w, &a, err));
-        rt_head_map f = {.w = l->lat.key_t, .y = {a, m->H * w}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = w, .xh = m->d, .G = m->G,
-                      .m = m->H / m->G};
+        rt_head_map f = {.w = l->lat.key_t, .y = {a, m->H * w}, .x = {mla_at(q.p, m->q_nope), q.ld}, .yh = w, .xh = m->qd, .G = m->kh,
+                      .m = m->H / m->kh};
         RT_TRY(rt_per_head(rt, &f, p->n, err));
         at->q = a;
         at->ldq = m->H * w;
@@ -87,10 +96,10 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, con
     if (!m->G2 || !m->rot) return MLA_OK;
     at->q2 = qo->q2.p ? qo->q2.p : mla_at(q.p, m->q_rot);
     at->ldq2 = qo->q2.p ? qo->q2.ld : q.ld;
-    at->q2h_stride = qo->q2.p ? m->rot : m->d;
-    at->k2 = rt_view(rt, l, p->seq, m->groups * m->r, m->rot, l->scale.v);
+    at->q2h_stride = qo->q2.p ? m->rot : m->qd;
+    at->k2 = rt_view(rt, l, p->seq, m->groups * m->r, m->kr, l->scale.v);
     at->k2h = m->G2;
-    at->dk2 = m->rot;
+    at->dk2 = m->kr;
     return MLA_OK;
 }
 
@@ -108,6 +117,6 @@ mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt
     at.vh = m->groups;
     at.dv = m->r;
     RT_TRY(RT_OP(rt, attention, &at, err));
-    rt_head_map f = {.w = l->lat.val, .y = qo.o, .x = {ol, m->H * m->r}, .yh = m->dv, .xh = m->r, .G = m->G, .m = m->H / m->G};
+    rt_head_map f = {.w = l->lat.val, .y = qo.o, .x = {ol, m->H * m->r}, .yh = m->dv, .xh = m->r, .G = m->kh, .m = m->H / m->kh};
     return rt_per_head(rt, &f, p->n, err);
 }

@@ -8,7 +8,8 @@
 typedef struct { /* activations of one block; row-major, T = rows of the block */
     mla_mem *proj;        /* (T, H, d) or, gated, (T, H, [q d | gate d]) */
     size_t qw;            /* width of a head in proj */
-    mla_mem *q, *q_rot;   /* (T, H, d) before / after rotation: one buffer when nobody taps */
+    mla_mem *q, *q_rot;   /* (T, H, d) before / after rotation: one buffer when nobody needs both */
+    mla_mem *qx;          /* (T, H, qd) what attention takes: q_rot but for layout absorbed-rope */
     mla_mem *k, *k_rot;   /* (T, G, d) likewise */
     mla_mem *k_pre;       /* (T, G, d) before the norm; k where there is none */
     mla_mem *v;           /* (T, G, d) */
@@ -50,20 +51,20 @@ static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_
     return rt_tap(rt, b, MLA_TAP_V, l->index, (rt_rows){a->v, m->G * m->d}, m->G * m->d, err);
 }
 
-/* *rot = x rotated, piece by piece; x survives in its own buffer only when somebody taps. */
+/* *rot = x rotated, piece by piece; x survives in its own buffer only when somebody taps, or absorbed-rope queries need it. */
 static mla_status rotate(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *x, mla_mem **rot, rt_scratch_id to, size_t heads,
                          mla_err *err)
 {
     size_t d = l->dim.d, w = heads * d;
     *rot = x;
-    if (b->tap) {
+    if (b->tap || (l->kind == RT_LATENT_ABSORBED && to == RT_S_QROT)) {
         RT_TRY(rt_scratch(rt, to, b->rows, w, rot, err));
         RT_TRY(RT_OP(rt, copy, *rot, x, b->rows * w * 4, err));
     }
     if (!l->dim.rot) return MLA_OK;
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        mla_rope_args a = {.x = mla_at(*rot, p->row * w + l->dim.q_rot), .ldx = w, .T = p->n, .heads = heads, .head_stride = d,
+        mla_rope_args a = {.x = mla_at(*rot, p->row * w), .ldx = w, .T = p->n, .heads = heads, .head_stride = d,
                            .rot = l->dim.rot, .cos = p->cos, .sin = p->sin};
         RT_TRY(RT_OP(rt, rope, &a, err));
     }
@@ -76,7 +77,7 @@ static mla_status write_rows(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_pie
     return RT_OP(rt, kv_write, &a, err);
 }
 
-/* What a block caches: rotated keys and values, or latents and rotary keys (T, G2, rot; NULL when there are none). */
+/* What a block caches: rotated keys and values, or latents and rotary keys (T, G2, kr; NULL when there are none). */
 typedef struct {
     rt_rows first, second;
     size_t w1, w2;        /* values per token of each */
@@ -89,7 +90,7 @@ static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece
     const rt_dims *m = &l->dim;
     bool gqa = l->kind == RT_GQA;
     mla_kv_view k = rt_view(rt, l, p->seq, 0, gqa ? m->d : m->r, l->scale.k);
-    mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->rot, l->scale.v);
+    mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->kr, l->scale.v);
     RT_TRY(write_rows(rt, k, c->first, p, c->w1, err));
     if (c->w2) RT_TRY(write_rows(rt, v, c->second, p, c->w2, err));
     if (m->divs) {
@@ -123,15 +124,16 @@ static mla_status encode(mla_rt *rt, const rt_layer *l, const rt_block *b, const
     return rt_tap(rt, b, MLA_TAP_LATENT, l->index, (rt_rows){*c, cw}, cw, err);
 }
 
-/* Rotary keys beside a latent, (T, G, rot) dense. */
+/* Rotary keys beside a latent, (T, G, rot) or (T, w) dense. */
 static mla_status rotary_keys(mla_rt *rt, const rt_layer *l, const rt_block *b, const attn *a, cached *c, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    c->w2 = m->G2 * m->rot;
+    c->w2 = m->G2 * m->kr;
     c->second.ld = c->w2;
     if (!c->w2) return MLA_OK;
     RT_TRY(rt_scratch(rt, RT_S_KR, b->rows, c->w2, &c->second.p, err));
-    RT_TRY(RT_OP(rt, copy_rows, c->second.p, m->rot, a->k_rot, m->d, b->rows * m->G, m->rot, err));
+    if (l->kind == RT_LATENT_ABSORBED) RT_TRY(rt_linear(rt, &l->lat.rot, c->second, (rt_rows){a->k_rot, m->G * m->d}, b->rows, err));
+    else RT_TRY(RT_OP(rt, copy_rows, c->second.p, m->rot, a->k_rot, m->d, b->rows * m->G, m->rot, err));
     return rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, c->second, c->w2, err);
 }
 
@@ -172,8 +174,8 @@ static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, mla
     for (size_t i = 0; b->tap && i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         size_t qo = p->row * m->H * m->d, ko = p->row * m->G * m->d;
-        trial again = {rt, l, p, c, {mla_at(a->q_rot, qo), m->H * m->d}};
-        mla_tap_attn t = {.x = mla_at(h, p->row * rt->cfg->hidden), .q = mla_at(a->q, qo), .q_rot = again.q.p, .k = mla_at(a->k, ko),
+        trial again = {rt, l, p, c, {mla_at(a->qx, p->row * m->H * m->qd), m->H * m->qd}};
+        mla_tap_attn t = {.x = mla_at(h, p->row * rt->cfg->hidden), .q = mla_at(a->q, qo), .q_rot = mla_at(a->q_rot, qo), .k = mla_at(a->k, ko),
                           .k_pre = mla_at(a->k_pre, ko), .k_rot = mla_at(a->k_rot, ko),
                           .v = mla_at(a->v, ko), .o = mla_at(a->o, p->row * m->H * m->dv), .pos0 = p->pos, .with_fp8 = with_fp8, .self = &again};
         if (rt->cfg->attn_gate) t.gate = mla_at(a->proj, p->row * m->H * a->qw + m->d), t.gate_ld = m->H * a->qw, t.gate_h = a->qw;
@@ -193,6 +195,11 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
     if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c.first.p, err)); /* before the keys turn */
     RT_TRY(rotate(rt, l, b, a.q, &a.q_rot, RT_S_QROT, m->H, err));
     RT_TRY(rotate(rt, l, b, a.k, &a.k_rot, RT_S_KROT, m->G, err));
+    a.qx = a.q_rot;
+    if (l->kind == RT_LATENT_ABSORBED) {
+        RT_TRY(rt_scratch(rt, RT_S_QX, b->rows, m->H * m->qd, &a.qx, err));
+        RT_TRY(rt_absorbed_query(rt, l, b->rows, a.q, a.q_rot, a.qx, err));
+    }
     if (l->kind == RT_GQA) {
         c = (cached){.first = {a.k_rot, w}, .second = {a.v, w}, .w1 = w, .w2 = w};
         RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, c.first, w, err));
@@ -201,7 +208,7 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
     }
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        rt_qo qo = {.q = {mla_at(a.q_rot, p->row * m->H * m->d), m->H * m->d}, .o = {mla_at(a.o, p->row * ow), ow}};
+        rt_qo qo = {.q = {mla_at(a.qx, p->row * m->H * m->qd), m->H * m->qd}, .o = {mla_at(a.o, p->row * ow), ow}};
         RT_TRY(cache_and_attend(rt, l, p, &c, qo, err));
     }
     RT_TRY(tap_attn(rt, l, b, h, &a, &c, err));

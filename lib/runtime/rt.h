@@ -34,16 +34,19 @@ typedef struct { /* rows of f32, ld elements apart */
     size_t ld;
 } rt_rows;
 
-typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_P, RT_LATENT_DS, RT_LATENT_SHARED, RT_GDN } rt_kind;
+typedef enum { RT_GQA, RT_LATENT_N, RT_LATENT_REBUILD, RT_LATENT_P, RT_LATENT_ABSORBED, RT_LATENT_DS, RT_LATENT_SHARED, RT_GDN } rt_kind;
 
 typedef struct { /* widths of one attention layer */
     size_t H, G, d;          /* query heads, KV heads, head dim of q and k */
     size_t dv;               /* value dim per head */
     size_t rot;              /* rotated dims */
     size_t q_rot, q_nope;    /* where the rotated / the other dims start within a head of q */
-    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, P, DS) or d (rebuild, SHARED) */
+    size_t dn;               /* dims per head that the latent's keys have: d - rot (N, P, DS) or d (rebuild, SHARED, absorbed-rope) */
+    size_t qd;               /* width of a head of q as attention over latents takes it: d; absorbed-rope: d + kr */
+    size_t kh;               /* heads that the latent's decoders tell apart: G; DS, SHARED, absorbed-rope: H */
+    size_t kr;               /* width of a cached rotary key: rot; absorbed-rope: w */
     size_t groups, r, n;     /* latents per token, values and features of each */
-    size_t G2;               /* rotary keys per token beside the latent: G (N, P), 1 (DS, SHARED), 0 */
+    size_t G2;               /* rotary keys per token beside the latent: G (N, P), 1 (DS, SHARED, absorbed-rope), 0 */
     size_t divs;             /* score divisors per token: G (P), 0 */
     float scale;
 } rt_dims;
@@ -51,9 +54,11 @@ typedef struct { /* widths of one attention layer */
 typedef struct { /* a latent's projections; a = group, g = KV head */
     rt_lin *enc;             /* (groups) E_a: (r, n) */
     rt_buf mu;               /* (groups, n) subtracted before E; empty: none */
-    rt_lin *key;             /* (groups) D_K: ((G/groups) dn, r), bias mu_K in layouts rebuild and P */
-    rt_lin *key_t;           /* (G) D_K,g transposed: (r, dn), in layout P with mu_K,g as row r; NULL in the rebuild layout */
-    rt_lin *val;             /* (G) D_V,g: (dv, r), bias mu_V */
+    rt_lin *key;             /* (groups) D_K: ((kh/groups) dn, r), bias mu_K in layouts rebuild and P */
+    rt_lin *key_t;           /* (kh) D_K,g transposed: (r, dn), in layout P with mu_K,g as row r; NULL in the rebuild layout */
+    rt_lin *val;             /* (kh) D_V,g: (dv, r), bias mu_V */
+    rt_lin rot;              /* absorbed-rope: rotated keys (G d) -> (w) */
+    rt_lin *query;           /* absorbed-rope: (G) rotated query (d) -> (w) */
     rt_buf center;           /* layout P: (G) what divisors are stored relative to */
 } rt_latent;
 
@@ -78,7 +83,7 @@ typedef struct {
 } rt_layer;
 
 typedef enum { /* scratch buffers by what they hold; they grow and are reused by every layer */
-    RT_S_X, RT_S_H, RT_S_PROJ, RT_S_Q, RT_S_QROT, RT_S_K0, RT_S_K, RT_S_KROT, RT_S_V, RT_S_O, RT_S_OUT,
+    RT_S_X, RT_S_H, RT_S_PROJ, RT_S_Q, RT_S_QROT, RT_S_QX, RT_S_K0, RT_S_K, RT_S_KROT, RT_S_V, RT_S_O, RT_S_OUT,
     RT_S_Y, RT_S_C, RT_S_KR, RT_S_A, RT_S_OL, RT_S_XC, RT_S_XK, RT_S_XV,
     RT_S_B1, RT_S_B2, RT_S_B3, RT_S_B4, RT_S_B5, RT_S_LOGITS, RT_S_COS, RT_S_SIN, RT_S_TRIAL,
     RT_S_N
@@ -213,7 +218,7 @@ mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
 
 /* latent_attn.c: attention of one piece over what layer l caches as latent. */
 typedef struct {
-    rt_rows q;               /* (n, H, d) with rotated part rotated; whole q rotated in the rebuild layout */
+    rt_rows q;               /* (n, H, qd) with rotated part rotated; whole q rotated in the rebuild layout */
     rt_rows o;               /* (n, H, dv) */
     rt_rows q2;              /* (n, H, rot) rotary queries apart from q, turned; p NULL: they stand in q at q_rot */
 } rt_qo;
@@ -224,6 +229,8 @@ typedef struct {
     size_t yh, xh, G, m;
 } rt_head_map;
 MLA_CHECKED mla_status rt_per_head(mla_rt *rt, const rt_head_map *a, size_t T, mla_err *err);
+/* Layout absorbed-rope: qx (T, H, [q | w rotary values]) from q and rotated q (T, H, d). */
+MLA_CHECKED mla_status rt_absorbed_query(mla_rt *rt, const rt_layer *l, size_t T, mla_mem *q, mla_mem *q_rot, mla_mem *qx, mla_err *err);
 MLA_CHECKED mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_qo qo, mla_err *err);
 
 /* head.c: final norm, logits, hidden states of all jobs whose rows stand in x. */

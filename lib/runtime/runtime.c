@@ -180,6 +180,7 @@ mla_layout mla_rt_layout(const mla_rt *rt, size_t layer)
                    : rt->layer[i].kind == RT_LATENT_REBUILD ? MLA_LAYOUT_REBUILD
                    : rt->layer[i].kind == RT_LATENT_P       ? MLA_LAYOUT_P
                    : rt->layer[i].kind == RT_LATENT_SHARED  ? MLA_LAYOUT_SHARED
+                   : rt->layer[i].kind == RT_LATENT_ABSORBED ? MLA_LAYOUT_ABSORBED
                                                             : MLA_LAYOUT_NONE;
     return MLA_LAYOUT_NONE;
 }
@@ -196,8 +197,8 @@ static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_f
 {
     const mla_config *c = rt->cfg;
     size_t n, first, g = f->groups;
-    if (f->layout == MLA_LAYOUT_REBUILD && l->index >= MLA_MTP(0))
-        return mla_fail(err, MLA_EUNSUPPORTED, "the rebuild layout in the MTP head is not supported");
+    if (f->layout != MLA_LAYOUT_N && l->index >= MLA_MTP(0))
+        return mla_fail(err, MLA_EUNSUPPORTED, "the %s layout in the MTP head is not supported", mla_layout_name(f->layout));
     RT_TRY(mla_factors_dims(c, f->layout, g, &n, err));
     RT_TRY(mla_layout_fits(c, f->layout, err));
     for (size_t h = 0; f->center && h < f->heads; h++)
@@ -205,8 +206,12 @@ static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_f
             return mla_fail(err, MLA_EINVAL, "centre %zu of %zu divisors: %g, expected a positive one for each of %zu KV heads", h, f->heads,
                             (double)f->center[h], c->kv_heads);
     if (f->n != n || !f->r || f->r > n) return mla_fail(err, MLA_EINVAL, "factors of (%zu, %zu), expected rank 1 to %zu of %zu features", f->r, f->n, n, n);
-    const struct { const char *name; const float *v; size_t n; } part[] = {{"E", f->E, g * f->r * n}, {"D", f->D, g * n * f->r}, {"mu", f->mu, g * n}};
-    for (size_t i = 0; i < 3; i++)
+    const struct { const char *name; const float *v; size_t n; } part[] = {{"E", f->E, g * f->r * n}, {"D", f->D, g * f->nd * f->r}, {"mu", f->mu, g * n},
+          {"Er", f->Er, f->w * (n / 2)}, {"Rq", f->Rq, f->w * (n / 2)}};
+    bool absorbed = f->layout == MLA_LAYOUT_ABSORBED;
+    if (f->nd != (absorbed ? (c->heads + c->kv_heads) * c->head_dim : n) || (absorbed && (!f->Er || !f->Rq || f->d != c->head_dim)))
+        return mla_fail(err, MLA_EINVAL, "factors with %zu decoder rows do not fit %zu query and %zu KV heads", f->nd, c->heads, c->kv_heads);
+    for (size_t i = 0; i < (absorbed ? 5u : 3u); i++)
         if (mla_count_nonfinite(part[i].v, part[i].n, &first))
             return mla_fail(err, MLA_EINVAL, "factor %s: element %zu is not finite", part[i].name, first);
     return MLA_OK;

@@ -28,7 +28,8 @@ static void ds_dims(const mla_config *c, rt_layer *l)
     l->kind = RT_LATENT_DS;
     l->dim = (rt_dims){.H = c->heads, .G = c->heads, .d = c->qk_nope_dim + c->qk_rope_dim, .dv = c->v_head_dim,
                        .rot = c->qk_rope_dim, .q_rot = c->qk_nope_dim, .q_nope = 0, .dn = c->qk_nope_dim,
-                       .groups = 1, .r = c->kv_lora_rank, .G2 = 1};
+                       .groups = 1, .r = c->kv_lora_rank, .G2 = 1, .qd = c->qk_nope_dim + c->qk_rope_dim, .kh = c->heads,
+                       .kr = c->qk_rope_dim};
 }
 
 mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
@@ -46,21 +47,26 @@ mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
     } else if (l->sh.r) { /* every query head has its own rows of the decoder */
         l->kind = RT_LATENT_SHARED;
         l->dim = (rt_dims){.H = c->heads, .G = c->heads, .d = c->head_dim, .dv = c->head_dim, .rot = l->sh.R * l->sh.rot, .dn = c->head_dim,
-                           .groups = 1, .r = l->sh.r, .G2 = 1};
+                           .groups = 1, .r = l->sh.r, .G2 = 1, .qd = c->head_dim, .kh = c->heads, .kr = l->sh.R * l->sh.rot};
     } else {
         static const rt_kind KIND[MLA_LAYOUTS] = {[MLA_LAYOUT_NONE] = RT_GQA, [MLA_LAYOUT_N] = RT_LATENT_N, [MLA_LAYOUT_REBUILD] = RT_LATENT_REBUILD,
-                                                  [MLA_LAYOUT_P] = RT_LATENT_P};
+                                                  [MLA_LAYOUT_P] = RT_LATENT_P, [MLA_LAYOUT_ABSORBED] = RT_LATENT_ABSORBED};
         l->kind = KIND[f->layout];
         l->dim = (rt_dims){.H = c->heads, .G = c->kv_heads, .d = c->head_dim, .dv = c->head_dim, .rot = c->rope.rot,
                            .q_rot = 0, .q_nope = c->rope.rot, .groups = f->groups, .r = f->r, .n = f->n};
+        bool absorbed = l->kind == RT_LATENT_ABSORBED;
         bool beside = l->kind == RT_LATENT_N || l->kind == RT_LATENT_P; /* rotary keys beside the latent */
         l->dim.dn = beside ? c->head_dim - c->rope.rot : c->head_dim;
-        l->dim.G2 = beside ? c->kv_heads : 0;
+        l->dim.G2 = beside ? c->kv_heads : absorbed;
+        l->dim.kr = absorbed ? f->w : c->rope.rot;
+        l->dim.qd = c->head_dim + (absorbed ? f->w : 0);
+        l->dim.kh = absorbed ? c->heads : c->kv_heads;
+        if (absorbed) l->dim.q_nope = 0, l->dim.q_rot = c->head_dim; /* of the query that attention takes */
         l->dim.divs = mla_layout_divisors(c, f->layout);
     }
     rt_dims *m = &l->dim;
     m->scale = (float)mla_config_attn_scale(c);
-    l->row_elems = l->kind == RT_GQA ? 2 * m->G * m->d : m->groups * m->r + m->G2 * m->rot + m->divs;
+    l->row_elems = l->kind == RT_GQA ? 2 * m->G * m->d : m->groups * m->r + m->G2 * m->kr + m->divs;
     if (m->G == 0 || m->H % m->G || (l->kind != RT_GQA && (m->groups == 0 || m->G % m->groups || m->r == 0)))
         return mla_fail(err, MLA_EINVAL, "layer %zu: %zu query heads, %zu KV heads, %zu groups, rank %zu do not fit together",
                         l->index, m->H, m->G, m->groups, m->r);

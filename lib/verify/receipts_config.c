@@ -75,17 +75,26 @@ static void check_shared(mla_findings *f, const mla_model *m)
 static void check_layers(mla_findings *f, const mla_config *c, const mla_jv *root)
 {
     const mla_jv *list = mla_jv_get(root, "layers");
+    bool deepseek = c->family == MLA_FAM_DEEPSEEK; /* one rank for all, beside the constant coordinate */
     size_t n = 0;
     for (const mla_jv *v = mla_jv_first(list); v; v = mla_jv_next(v), n++) {
         size_t layer, rank;
         if (!mla_jv_size(mla_jv_get(v, "layer"), &layer) || !mla_jv_size(mla_jv_get(v, "rank"), &rank) || layer >= c->layers) {
             mla_findings_add(f, "%s: layers[%zu]: expected layer and rank of this model", MLA_RECEIPT_NAME, n);
-        } else if (rank != c->mla.rank[layer]) {
-            mla_findings_add(f, "layer %zu: the receipt says rank %zu, config.json %zu", layer, rank, c->mla.rank[layer]);
+        } else if (rank != (deepseek ? c->kv_lora_rank - 1 : c->mla.rank[layer])) {
+            mla_findings_add(f, "layer %zu: the receipt says rank %zu, config.json %zu", layer, rank,
+                             deepseek ? c->kv_lora_rank - 1 : c->mla.rank[layer]);
         }
     }
     if (list && n != mla_config_full_layers(c))
         mla_findings_add(f, "%s: layers: expected %zu (full-attention layers), found %zu", MLA_RECEIPT_NAME, mla_config_full_layers(c), n);
+}
+
+/* A retrofit that became a stock model: its receipt tells of layers, its configuration has no "mla" block. */
+static bool exported_as_deepseek(const mla_config *c, const mla_jv *root)
+{
+    const char *layout = mla_jv_str(mla_jv_get(mla_jv_get(root, "recipe"), "layout"));
+    return c->family == MLA_FAM_DEEPSEEK && layout && !strcmp(layout, mla_layout_name(MLA_LAYOUT_DEEPSEEK));
 }
 
 static void check_scales(mla_findings *f, const mla_model *m)
@@ -129,6 +138,8 @@ void mla_receipts_config(mla_receipts_findings *r, const char *dir, const mla_re
         if (c->mla.layout == MLA_LAYOUT_SHARED) check_shared(f, m);
         else check_factors(f, m);
         if (root) check_layers(f, c, root);
+    } else if (root && exported_as_deepseek(c, root)) {
+        check_layers(f, c, root);
     } else if (root && mla_jv_get(root, "layers")) {
         mla_findings_add(f, "config.json: the receipt tells of a retrofit, the configuration has no \"mla\" block");
     }

@@ -231,6 +231,63 @@ def case_gguf_as_llama():
     assert far > NEAR, f"a changed norm gain moves log-probabilities by {far:.3g} only: this test cannot fail"
 
 
+def deepseek(folder):
+    """The folder in stock transformers: our logits are its logits; returns its log-probabilities and the ids."""
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(f"{WORK}/{folder}", dtype=torch.float32, output_loading_info=True)
+    assert type(model).__name__ == "DeepseekV3ForCausalLM", type(model).__name__
+    missing = [k for k in info["missing_keys"] if k != "lm_head.weight"]
+    assert not missing and not info["unexpected_keys"], f"missing {missing}, unexpected {list(info['unexpected_keys'])}"
+    vocab = model.config.vocab_size
+    ids = [(i * i * 7 + i * 3 + 1) % vocab for i in range(96)]
+    with torch.inference_mode():
+        theirs = model.eval()(input_ids=torch.tensor([ids])).logits[0]
+    same_logits(our_logits(f"{WORK}/{folder}", ids, vocab), theirs, f"{folder} as DeepseekV3ForCausalLM")
+    return model, ids, theirs
+
+
+def check_deepseek(kind):
+    from transformers import AutoModelForCausalLM
+
+    for width in ("", "-wide"):
+        deepseek(f"deepseek{width}-{kind}")
+    model, ids, theirs = deepseek(f"deepseek-full-{kind}")
+    base = AutoModelForCausalLM.from_pretrained(f"{WORK}/base-{kind}", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        same_logits(base(input_ids=torch.tensor([ids])).logits[0], theirs, f"{kind} and its lossless export, both in transformers")
+        model.model.layers[1].self_attn.kv_a_layernorm.weight[:-1] *= 1.01
+        far, _ = distance(theirs, model(input_ids=torch.tensor([ids])).logits[0])
+    assert far > NEAR, f"a changed latent norm moves log-probabilities by {far:.3g} only: this test cannot fail"
+
+
+def case_deepseek_llama():
+    """llama3-scaled RoPE, no biases, tied embeddings."""
+    check_deepseek("llama")
+
+
+def case_deepseek_qwen2():
+    """Query, key and value biases and YaRN."""
+    check_deepseek("qwen2")
+
+
+def case_deepseek_files():
+    for kind in ("llama", "qwen2"):
+        opens_with_safetensors(f"{WORK}/deepseek-{kind}")
+
+
+def case_deepseek_config():
+    from transformers import AutoConfig
+
+    for kind in ("llama", "qwen2"):
+        base, ours = AutoConfig.from_pretrained(f"{WORK}/base-{kind}"), AutoConfig.from_pretrained(f"{WORK}/deepseek-{kind}")
+        assert ours.model_type == "deepseek_v3" and ours.first_k_dense_replace == ours.num_hidden_layers
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps", "max_position_embeddings"):
+            assert getattr(base, key) == getattr(ours, key), key
+        assert ours.kv_lora_rank + ours.qk_rope_head_dim == 48, "three quarters of 64 cached values"
+        assert ours.rope_parameters["rope_type"] == base.rope_parameters["rope_type"], f"{ours.rope_parameters} of {base.rope_parameters}"
+
+
 def main():
     passed = failed = skipped = 0
     for name, case in [(n, c) for n, c in globals().items() if n.startswith("case_")]:

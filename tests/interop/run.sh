@@ -8,7 +8,7 @@ failed=0
 mkdir -p "$dir"
 if ! tests/bench/venv.sh "$venv" torch==2.15.0 numpy==2.4.6 transformers==5.24.0 safetensors==0.8.0 tokenizers==0.23.3; then
     echo "SKIP interop: the Python libraries cannot be installed here"
-    echo "interop: 0 passed, 0 failed, 10 skipped"
+    echo "interop: 0 passed, 0 failed, 14 skipped"
     exit 0
 fi
 scripts/fetch-smollm2.sh "$dir" >"$dir/fetch.log" 2>&1 || gguf=
@@ -21,6 +21,15 @@ retrofit() { # BASE OUT OPTIONS...
 }
 retrofit tests/fixtures/tiny-hybrid "$dir/hybrid" --keep 0.5
 [ -z "$gguf" ] || retrofit "$gguf" "$dir/smollm2" --keep 1
+for kind in llama qwen2; do
+    scaling='{"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":64}}'
+    [ $kind = llama ] || scaling='{"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":512}}'
+    "$venv/bin/python" tests/e2e/make_llama.py "$dir/base-$kind" $kind "$scaling"
+    cp tests/fixtures/tiny-hybrid/tokenizer.json "$dir/base-$kind"
+    retrofit "$dir/base-$kind" "$dir/deepseek-$kind" --layout deepseek --keep 0.75 --row-tokens 128
+    retrofit "$dir/base-$kind" "$dir/deepseek-wide-$kind" --layout deepseek --rank 24 --rotary-width 16 --freq-fold 2 --row-tokens 128
+    retrofit "$dir/base-$kind" "$dir/deepseek-full-$kind" --layout deepseek --rank 33 --rotary-width 32
+done
 TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/interop.py "$build/interop/dump" "$dir" "$gguf" || failed=1
 
 # shared-rotary files by the loader of the plugin that serves them

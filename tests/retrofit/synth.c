@@ -31,6 +31,8 @@ void synth_layer(mla_layer_stats *l, size_t H, size_t G, size_t d, size_t dk, fl
     l->M = mla_alloc(G, dk * dk, 8);
     l->kappa = mla_alloc(H, H, 8);
     l->GG = mla_alloc(0, 0, 8);
+    l->Q = mla_alloc(0, 0, 8);
+    l->turn = mla_alloc(0, 0, 8);
     if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG) abort();
     for (size_t i = 0; i < n; i++) l->shift[i] = mla_rng_normal(11, i);
     random_psd(l->C, n, 1000, 1, 4);
@@ -48,6 +50,8 @@ void synth_free(mla_layer_stats *l)
     mla_free(l->M);
     mla_free(l->kappa);
     mla_free(l->GG);
+    mla_free(l->Q);
+    mla_free(l->turn);
 }
 
 double synth_objective(const mla_solution *s, const mla_factors *f)

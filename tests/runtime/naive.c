@@ -67,16 +67,16 @@ static void put_layer(store *s, const toy *t, size_t l)
     if (t->rkv) {
         size_t dq = t->dn + t->rot;
         if (t->rq) {
-            put_lin(s, l, "self_attn.q_a_proj", t->rq, t->D, false);
+            put_lin(s, l, "self_attn.q_a_proj", t->rq, t->D, t->qkv_bias);
             put_lin(s, l, "self_attn.q_a_layernorm", 0, t->rq, false);
             put_lin(s, l, "self_attn.q_b_proj", t->H * dq, t->rq, false);
         } else {
             put_lin(s, l, "self_attn.q_proj", t->H * dq, t->D, false);
         }
-        put_lin(s, l, "self_attn.kv_a_proj_with_mqa", t->rkv + t->rot, t->D, false);
+        put_lin(s, l, "self_attn.kv_a_proj_with_mqa", t->rkv + t->rot, t->D, t->qkv_bias);
         put_lin(s, l, "self_attn.kv_a_layernorm", 0, t->rkv, false);
         put_lin(s, l, "self_attn.kv_b_proj", t->H * (t->dn + t->dv), t->rkv, false);
-        put_lin(s, l, "self_attn.o_proj", t->D, t->H * t->dv, false);
+        put_lin(s, l, "self_attn.o_proj", t->D, t->H * t->dv, t->o_bias);
         return;
     }
     put_lin(s, l, "self_attn.q_proj", t->H * t->d, t->D, t->qkv_bias);
@@ -186,13 +186,13 @@ static void qkv_ds(const toy *t, size_t l, size_t pos, const double *h, double *
     size_t dq = t->dn + t->rot, w = t->dn + t->dv;
     double *lo = mla_alloc(t->rq + t->rkv + t->rot + t->H * w, 1, sizeof *lo), *kv = lo + t->rq, *up = kv + t->rkv + t->rot;
     if (t->rq) {
-        lin(l, "self_attn.q_a_proj", lo, h, t->rq, t->D, false);
+        lin(l, "self_attn.q_a_proj", lo, h, t->rq, t->D, t->qkv_bias);
         layer_norm(l, "self_attn.q_a_layernorm", lo, lo, t->rq, 1e-6);
         lin(l, "self_attn.q_b_proj", q, lo, t->H * dq, t->rq, false);
     } else {
         lin(l, "self_attn.q_proj", q, h, t->H * dq, t->D, false);
     }
-    lin(l, "self_attn.kv_a_proj_with_mqa", kv, h, t->rkv + t->rot, t->D, false);
+    lin(l, "self_attn.kv_a_proj_with_mqa", kv, h, t->rkv + t->rot, t->D, t->qkv_bias);
     layer_norm(l, "self_attn.kv_a_layernorm", kv, kv, t->rkv, 1e-6);
     rope(t, kv + t->rkv, pos, true);
     lin(l, "self_attn.kv_b_proj", up, kv, t->H * w, t->rkv, false);

@@ -63,7 +63,9 @@ static void exact_factors(const toybox *b, mla_rt *rt, mla_layout layout, size_t
     mla_factors f;
     size_t n;
     ck_ok(mla_factors_dims(b->w.c, layout, groups, &n, &err));
-    ck_ok(mla_factors_new(&f, layout, groups, n, n, &err));
+    size_t all = b->w.c->kv_heads * b->w.c->head_dim;
+    if (layout == MLA_LAYOUT_ABSORBED) ck_ok(mla_factors_new_absorbed(&f, b->w.c, all, all, &err));
+    else ck_ok(mla_factors_new(&f, layout, groups, n, n, &err));
     mla_factors_identity(&f);
     for (size_t i = 0; i < groups * n; i++) f.mu[i] = 0.1f * (float)(i % 7); /* exact for any mean */
     for (size_t l = 0; l < b->w.c->layers; l++) ck_ok(mla_rt_set_factors(rt, l, &f, &err));
@@ -109,6 +111,7 @@ START_TEST(llama_linear_rope_and_biases)
     check_base(&b);
     check_forms(&b, MLA_LAYOUT_REBUILD, 1);
     check_forms(&b, MLA_LAYOUT_REBUILD, 2);
+    check_forms(&b, MLA_LAYOUT_ABSORBED, 1);
     close_toy(&b);
 }
 END_TEST
@@ -130,6 +133,7 @@ START_TEST(qwen3_llama3_rope)
     check_base(&b);
     check_forms(&b, MLA_LAYOUT_REBUILD, 1);
     check_forms(&b, MLA_LAYOUT_REBUILD, 4);
+    check_forms(&b, MLA_LAYOUT_ABSORBED, 1);
     close_toy(&b);
 }
 END_TEST
@@ -209,6 +213,13 @@ START_TEST(deepseek_low_rank_queries)
                                        "\"v_head_dim\":12,\"n_routed_experts\":null,\"first_k_dense_replace\":2",
                               .D = 48, .I = 64, .L = 2, .H = 4, .G = 4, .rot = 8, .V = 80, .eps = 1e-5, .att = 1, .scale = 1 / sqrt(24),
                               .inv_freq = inv, .rq = 24, .rkv = 32, .dn = 16, .dv = 12});
+    check_forms(&b, MLA_LAYOUT_NONE, 1);
+    close_toy(&b);
+    b = open_toy((toy){.arch = "DeepseekV3ForCausalLM", .type = "deepseek_v3", /* the biases that attention_bias means here */
+                       .extra = ",\"q_lora_rank\":24,\"kv_lora_rank\":32,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,"
+                                "\"v_head_dim\":12,\"n_routed_experts\":null,\"first_k_dense_replace\":2,\"attention_bias\":true",
+                       .D = 48, .I = 64, .L = 2, .H = 4, .G = 4, .rot = 8, .V = 80, .eps = 1e-5, .att = 1, .scale = 1 / sqrt(24),
+                       .inv_freq = inv, .rq = 24, .rkv = 32, .dn = 16, .dv = 12, .qkv_bias = true, .o_bias = true});
     check_forms(&b, MLA_LAYOUT_NONE, 1);
     close_toy(&b);
 }
