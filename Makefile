@@ -10,7 +10,7 @@ endif
 # make V=1 shows whole commands
 Q       := $(if $(V),,@)
 say      = $(if $(V),,@echo '  $(1)')
-PKGS    := libcjson libcrypto libzstd libpcre2-8 libutf8proc lapacke openblas
+PKGS    := libcurl libcjson libcrypto libzstd libpcre2-8 libutf8proc lapacke openblas
 
 LAYERS  := base tensor io quant text linalg backend model runtime retrofit calibrate verify
 PROGS   := mla-retrofit mla-calibrate mla-verify

@@ -2,6 +2,7 @@
 #include "verify.h"
 
 static const cli_command COMMANDS[] = {
+    {"probe", "compare a running server with recorded answers", cmd_verify_probe},
     {"gate", "a whole release policy in one run: one verdict, with JUnit, Markdown and charts", cmd_verify_gate},
     {"parity", "compares answers with recorded ids or with a base model", cmd_verify_parity},
     {"record", "writes down a model's answers as a reference", cmd_verify_record},

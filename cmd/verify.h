@@ -8,6 +8,7 @@ mla_status cmd_verify_record(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_capacity(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_receipts(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_selfcheck(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_verify_probe(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_gate(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_verify_inspect(cli *c, int argc, char **argv, mla_err *err);
 

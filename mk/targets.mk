@@ -1,6 +1,6 @@
 # Everything but compiling: dependencies, checks, demo, benchmarks, install.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-dev libzstd-dev libpcre2-dev libutf8proc-dev check zstd
+DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-dev libzstd-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev check zstd python3
 
 -include mk/faults.mk
 
@@ -17,8 +17,15 @@ unit: $(TEST_BIN)
 check: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) all check-now
 
+# programs that only the end-to-end scripts use: servers, mutators
+TEST_TOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/tools/%,$(wildcard tests/tools/*.c))
+$(BUILD)/tests/tools/%: tests/tools/%.c $(BUILD)/libmla.a
+	@mkdir -p $(@D)
+	$(call say,LD $@)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
+
 .PHONY: check-now
-check-now: layers $(TEST_BIN) all $(FAULT_BIN)
+check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN)
 	@scripts/run-tests.sh $(TEST_BIN) $(wildcard tests/e2e/*.sh)
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

@@ -71,7 +71,7 @@ typedef struct {
     size_t ncases;
     bool with_base, with_reference;
     size_t aa_positions, aa_agree;     /* the same model, other chunks */
-    size_t aa_chunk;
+    size_t aa_chunk;                   /* of the second pass; 0: a server asked again */
     double aa_floor;                   /* largest change of a margin between the two passes, nats */
 } mla_parity;
 

@@ -185,8 +185,10 @@ static void gate_aa(gates *g, const mla_parity *p)
 {
     if (!p->aa_positions) return;
     double low = mla_wilson(p->aa_agree, p->aa_positions, MLA_Z95).high;
-    gate(g, "chunking", low < p->opts.min_agreement ? MLA_FAIL : MLA_PASS,
-         "%zu of %zu positions keep their argmax when the prompt is cut into chunks of %zu", p->aa_agree, p->aa_positions, p->aa_chunk);
+    mla_verdict v = low < p->opts.min_agreement ? MLA_FAIL : MLA_PASS;
+    if (p->aa_chunk)
+        gate(g, "chunking", v, "%zu of %zu positions keep their argmax when the prompt is cut into chunks of %zu", p->aa_agree, p->aa_positions, p->aa_chunk);
+    else gate(g, "repeat", v, "%zu of %zu positions keep their argmax when the server is asked again", p->aa_agree, p->aa_positions);
 }
 
 static void gate_kld(gates *g, const mla_parity *p, const mla_tally *t)

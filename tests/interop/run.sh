@@ -30,6 +30,31 @@ for kind in llama qwen2; do
     retrofit "$dir/base-$kind" "$dir/deepseek-wide-$kind" --layout deepseek --rank 24 --rotary-width 16 --freq-fold 2 --row-tokens 128
     retrofit "$dir/base-$kind" "$dir/deepseek-full-$kind" --layout deepseek --rank 33 --rotary-width 32
 done
+# A real server: llama.cpp's, from its wheel, answering one position a request. Its products round activations to 8 bits: confident
+# positions agree all the same, others need not.
+probe_llama() {
+    if [ -z "$gguf" ] || ! tests/bench/venv.sh "$build/llama-venv" xllamacpp==2026.10.11549; then
+        echo "SKIP probe of a llama.cpp server: the wheel or the model cannot be fetched here (1)"
+        return 0
+    fi
+    "$venv/bin/python" -c 'import json, sys
+r = json.load(open("tests/fixtures/references/smollm2-135m-instruct-q4_1.json"))
+r["cases"] = [c for c in r["cases"] if c["name"].startswith("greedy") or c["name"] in ("forced-00", "forced-03")]
+json.dump(r, open(sys.argv[1], "w"))' "$dir/probe.json"
+    rm -f "$dir/url"
+    "$build/llama-venv/bin/python" tests/interop/serve_llama.py "$gguf" "$dir/url" 4096 >"$dir/serve.log" 2>&1 &
+    pid=$!
+    i=0
+    while [ ! -s "$dir/url" ] && [ $i -lt 120 ]; do sleep 0.5; i=$((i + 1)); done
+    rc=0
+    "$build/bin/mla-verify" probe "$(cat "$dir/url")" --reference "$dir/probe.json" --wait 60 --min-agreement 0.985 --quiet >"$dir/probe.log" 2>&1 || rc=$?
+    kill $pid 2>/dev/null
+    wait $pid 2>/dev/null || true
+    grep -E '^(all|confident|free)' "$dir/probe.log" | sed 's/^/  llama.cpp server: /'
+    if [ $rc -eq 0 ]; then echo "probe of a llama.cpp server: pass"; else echo "FAIL probe of a llama.cpp server (exit $rc): $(tail -n 1 "$dir/probe.log")"; failed=1; fi
+}
+probe_llama
+
 TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" tests/interop/interop.py "$build/interop/dump" "$dir" "$gguf" || failed=1
 
 # shared-rotary files by the loader of the plugin that serves them
