@@ -4,5 +4,6 @@
 #include "cli.h"
 
 mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err);
+mla_status cmd_calibrate_fold(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_calibrate_corpus(cli *c, int argc, char **argv, mla_err *err);
 #endif

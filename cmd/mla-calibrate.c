@@ -3,6 +3,7 @@
 
 static const cli_command COMMANDS[] = {
     {"fp8", "measure, judge and write FP8 KV-cache scales", cmd_calibrate_fp8},
+    {"fold", "move KV scales into the weights, for engines that load none", cmd_calibrate_fold},
     {"corpus", "describe, tokenize and digest a corpus", cmd_calibrate_corpus},
     {NULL, NULL, NULL},
 };

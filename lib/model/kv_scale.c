@@ -111,8 +111,21 @@ static mla_status complete(const scan *s, bool retro, mla_err *err)
                     c->kv_scheme ? "but quantization_config declares a kv_cache_scheme" : "but other layers have KV scales");
 }
 
+/* Scales that stand in the weights (mla-calibrate fold): an FP8 cache is right at 1.0. */
+static bool folded(const mla_model *m)
+{
+    bool yes = false;
+    const mla_jv *b = m->json ? mla_jv_get(mla_json_root(m->json), "mla_kv_scales") : NULL;
+    return mla_jv_bool(mla_jv_get(b, "folded"), &yes) && yes;
+}
+
 mla_status mla_bind_kv_scales(mla_model *m, mla_err *err)
 {
+    if (folded(m)) {
+        for (size_t i = 0; i < m->cfg.layers + m->cfg.mtp_layers; i++)
+            if (i >= m->cfg.layers || m->cfg.layer_kind[i] == MLA_LAYER_FULL) m->scale[i] = (mla_kv_scale){true, 1, 1};
+        return MLA_OK; /* a stored scale beside them would stay unclaimed, and is refused */
+    }
     scan s = {.m = m, .name = MLA_STR_MAX(512)};
     bool retro = m->cfg.mla.layout != MLA_LAYOUT_NONE;
     const spelling *trunk = NULL;

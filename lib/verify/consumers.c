@@ -31,6 +31,7 @@ typedef struct {
     mla_jv *scales;
     mla_findings *f;
     size_t dropped, consumed;
+    bool folded;             /* scales stand in the weights */
 } replay;
 
 static const char *renamed(const mla_rename *pass, const char *name)
@@ -172,7 +173,7 @@ static mla_status left_with(replay *r, mla_jv *out, mla_err *err)
         unsigned char g = r->got[l];
         full++;
         calibrated += g != 0;
-        if (!mla_jv_set_size(o, "layer", l) || !mla_jv_set_str(o, "verdict", g == 3 ? "calibrated" : g ? "one scale for both" : "at 1.0"))
+        if (!mla_jv_set_size(o, "layer", l) || !mla_jv_set_str(o, "verdict", r->folded ? "folded" : g == 3 ? "calibrated" : g ? "one scale for both" : "at 1.0"))
             return mla_fail(err, MLA_ENOMEM, "consumer report");
     }
     if (calibrated && calibrated < full) mla_findings_add(r->f, "%s: %zu of %zu attention layers calibrated, the others run at 1.0", r->c->name, calibrated, full);
@@ -195,6 +196,9 @@ mla_status mla_consumer_replay(mla_jv *out, mla_findings *f, const mla_model *m,
         return mla_fail(err, MLA_ENOMEM, "consumer report");
     }
     read_config(&r);
+    const mla_json *doc = mla_model_config_json(m);
+    const mla_jv *own = doc ? mla_jv_get(mla_json_root(doc), "mla_kv_scales") : NULL;
+    if (mla_jv_bool(mla_jv_get(own, "folded"), &r.folded) && r.folded) memset(r.got, 3, r.cfg->layers); /* right at 1.0, for everybody */
     mla_status st = c->needs == MLA_NEEDS_HF_QUANT ? read_hf_quant(&r, mla_ckpt_dir(ck), err) : MLA_OK;
     for (size_t i = 0; st == MLA_OK && i < mla_ckpt_count(ck); i++) st = one_scale(&r, mla_ckpt_at(ck, i), err);
     if (st == MLA_OK && c->side_file) st = read_side_file(&r, mla_ckpt_dir(ck), out, err);

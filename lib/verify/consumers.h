@@ -14,7 +14,7 @@ const char *mla_consumer_name(const mla_consumer *c);
 const char *mla_consumer_about(const mla_consumer *c);
 
 /* Fills out (an empty object): {consumer, about, scales: [{tensor, layer, part, renamed, verdict "consumed" | "dropped", reason}],
- * layers: [{layer, verdict "calibrated" | "one scale for both" | "at 1.0"}], side_file}. A finding for every dropped scale, every
+ * layers: [{layer, verdict "calibrated" | "folded" | "one scale for both" | "at 1.0"}], side_file}. A finding for every dropped scale, every
  * full-attention layer left at 1.0 while others are calibrated, and every needed file or config block that is missing or wrong. */
 MLA_CHECKED mla_status mla_consumer_replay(mla_jv *out, mla_findings *f, const mla_model *m, const mla_consumer *c, mla_err *err);
 #endif
