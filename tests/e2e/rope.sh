@@ -64,6 +64,22 @@ rc_is 0 "receipts of the graft"
 run $MV capacity "$TMP/ab"
 rc_is 0 "capacity of the graft"
 
+# the layouts side by side before one is chosen; a model with QK-norm is told why not
+run $RF plan "$TMP/qwen2" --compare-layouts --keep 0.75 --stats "$TMP/x.mlastats" --row-tokens 128 --corpus "$ROOT/calib/tune.jsonl" --json
+rc_is 0 "plan --compare-layouts"
+if python3 - "$TMP/out" <<'P'; then pass; else fail "layouts compared"; fi
+import json, sys
+rows = {r["layout"]: r for r in json.load(open(sys.argv[1]))["layouts"]}
+assert all(rows[n]["latent_values"] + rows[n].get("rotary_values", 0) == 48 for n in rows), rows
+assert 0 < rows["rebuild"]["kld"] < rows["absorbed-rope"]["kld"] <= rows["deepseek"]["kld"], rows
+P
+# shellcheck disable=SC2086
+run $RF plan "$TMP/qwen3" --compare-layouts $FEW
+rc_is 0 "plan --compare-layouts of a model with QK-norm"
+has out "refused: layout deepseek: this model normalises" "plan --compare-layouts"
+run $RF plan "$ROOT/tests/fixtures/tiny-hybrid" --compare-layouts
+rc_is 2 "plan --compare-layouts of a partial RoPE"
+
 # same bytes whatever the threads; folding, in the config and at work
 # shellcheck disable=SC2086
 run $RF build "$TMP/llama" "$TMP/t1" --layout absorbed-rope --keep 0.75 --fast --threads 1 $FEW
