@@ -46,7 +46,7 @@ typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, 
  *   coded: packed codes and scales, decoded block by block inside the product. With MLA_PREC_F32 the result has the bits of
  *     the decoded weight's in stored order of columns (coded->perm moves the inputs), but for EXL3, which transforms
  *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 activations are rounded to bf16; weights
- *     are exact, or rounded to bf16 from 16 rows on where the CPU has bf16 products; one row may sum group by group.
+ *     are exact, or rounded to bf16 from 16 rows on where the CPU has bf16 products.
  *   undecoded: nothing is kept; every product asks `rows` again, 32 rows at a time, from several threads: ctx must stay
  *     as long as the weight. Same bits as decoded f32.
  * A backend may decode in any case (`rows` is always there); EXL3 cannot be embedded from when packed. */

@@ -171,7 +171,7 @@ static mla_code_block block_at(const mla_cpu_kern *k, const mla_weight *w, size_
     const char *panel = w->data + p * w->panel_bytes;
     size_t k0 = kp * MLA_KP, n = mla_min_size(MLA_KP, l->octets * 8 - k0);
     unsigned wa = PLANES[c->code].a, wb = PLANES[c->code].b;
-    mla_code_block q = {.code = c->code, .offset = c->offset != MLA_OFFSET_NONE, .by_group = w->precision == MLA_PREC_BF16, .lo = c->lo, .hi = c->hi,
+    mla_code_block q = {.code = c->code, .offset = c->offset != MLA_OFFSET_NONE, .lo = c->lo, .hi = c->hi,
                         .a = (const uint32_t *)(const void *)(panel + k0 / 8 * wa * MLA_NR),
                         .b = (const uint32_t *)(const void *)(panel + l->b + k0 / 8 * wb * MLA_NR),
                         .marks = (const uint8_t *)panel + l->marks + k0 / 8, .panel_words = w->panel_bytes / 4, .s = scales, .m = scales + MLA_CODE_PANELS * MLA_CODE_SEGS * MLA_NR,

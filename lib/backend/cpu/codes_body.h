@@ -125,51 +125,6 @@ MLA_VEC void gemv_of(const mla_code kind, const size_t np, const bool offset, fl
     }
 }
 
-/* The same with scale and offset taken out of the sums of a group: integer codes only, whose products with x are no smaller
- * than x. Sums of x start anew in every panel pair: a few operations in a hundred. */
-MLA_VEC void gemv_by_group(const mla_code kind, const size_t np, float *c, const float *x, const mla_code_block *q, bool add)
-{
-    v16 acc[2 * MLA_CODE_PANELS], sum[2 * MLA_CODE_PANELS];
-    v16_lut lo = v16_lut_load(q->lo), hi = v16_lut_load(q->hi);
-    MLA_UNROLL
-    for (size_t j = 0; j < 2 * np; j++) acc[j] = v16_set(0);
-    size_t o = 0, end = q->first / 8;
-    for (size_t seg = 0; o < q->octets; seg++, end += q->seg / 8) {
-        if (end > q->octets) end = q->octets;
-        float xs = 0;
-        for (size_t k = 8 * o; q->offset && k < 8 * end; k += 8) {
-            float a = (x[k] + x[k + 4]) + (x[k + 2] + x[k + 6]), b = (x[k + 1] + x[k + 5]) + (x[k + 3] + x[k + 7]);
-            xs += a + b;
-        }
-        MLA_UNROLL
-        for (size_t j = 0; j < 2 * np; j++) sum[j] = v16_set(0);
-        for (; o < end; o++) {
-            MLA_UNROLL
-            for (size_t p = 0; p < np; p++) touch_codes(kind, q->a + p * q->panel_words, o);
-            MLA_UNROLL
-            for (unsigned i = 0; i < 8; i++) {
-                v16 xk = v16_set(x[8 * o + i]);
-                MLA_UNROLL
-                for (size_t j = 0; j < 2 * np; j++) {
-                    size_t panel = j / 2 * q->panel_words;
-                    sum[j] = v16_fma(xk, code_value(kind, q, q->a + panel, q->b + panel, lo, hi, o, i, j % 2 * 16), sum[j]);
-                }
-            }
-        }
-        MLA_UNROLL
-        for (size_t j = 0; j < 2 * np; j++) {
-            size_t at = (j / 2 * MLA_CODE_SEGS + seg) * MLA_NR + j % 2 * 16;
-            acc[j] = v16_fma(sum[j], v16_load(q->s + at), acc[j]);
-            if (q->offset) acc[j] = v16_fma(v16_set(xs), v16_load(q->m + at), acc[j]);
-        }
-    }
-    MLA_UNROLL
-    for (size_t j = 0; j < 2 * np; j++) {
-        if (add) acc[j] = v16_add(v16_load(c + 16 * j), acc[j]);
-        v16_store(c + 16 * j, acc[j]);
-    }
-}
-
 /* The weights themselves: dst (8 octets, MLA_NR) of one panel */
 MLA_VEC void tile_of(const mla_code kind, float *dst, const mla_code_block *q)
 {
@@ -210,13 +165,6 @@ MLA_VEC void tile_of(const mla_code kind, float *dst, const mla_code_block *q)
 
 static void row_codes_gemv(float *c, const float *x, const mla_code_block *q, size_t np, bool add)
 {
-    if (q->by_group && (q->code == MLA_CODE_NIBBLE || q->code == MLA_CODE_INT8)) {
-        if (q->code == MLA_CODE_INT8 && np > 1) gemv_by_group(MLA_CODE_INT8, MLA_CODE_PANELS, c, x, q, add);
-        else if (q->code == MLA_CODE_INT8) gemv_by_group(MLA_CODE_INT8, 1, c, x, q, add);
-        else if (np > 1) gemv_by_group(MLA_CODE_NIBBLE, MLA_CODE_PANELS, c, x, q, add);
-        else gemv_by_group(MLA_CODE_NIBBLE, 1, c, x, q, add);
-        return;
-    }
 #define GEMV(kind)                                                        \
     if (np == 1) {                                                        \
         if (q->offset) gemv_of(kind, 1, true, c, x, q, add);              \

@@ -71,7 +71,6 @@ typedef struct { /* rows of a cache */
 typedef struct { /* a block of at most MLA_KP inputs of packed panels; tensor/coded.h says what codes and scales mean */
     mla_code code;
     bool offset;               /* m is there */
-    bool by_group;             /* products: y = sum over groups of s (sum x v) + m (sum x), a multiply less a weight; other bits */
     const float *lo, *hi;      /* (16) */
     const uint32_t *a, *b;     /* planes of the first panel, from this block on; b: only where a code has two */
     const uint8_t *marks;      /* E4M3: octets of the first panel that hold a subnormal; the next ones 4 panel_words bytes on */
