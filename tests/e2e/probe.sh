@@ -119,7 +119,7 @@ if command -v openssl >/dev/null; then
     probe
     rc_is 3 'an unknown certificate'
     has err 'certificate' 'an unknown certificate'
-    probe --ca-file "$TMP/c.pem"
+    probe --ca-file "$TMP/c.pem" --timeout 3
     rc_is 3 'a trusted certificate, a server of another kind'
     lacks err 'certificate' 'a trusted certificate'
 else
