@@ -6,7 +6,6 @@
 #include "calibrate/calibrate.h"
 #include "io/file.h"
 #include "io/receipt.h"
-#include "text/corpus.h"
 
 typedef struct {
     cli_list corpus, judge;
@@ -82,22 +81,6 @@ static mla_status renew_receipt(const char *dir, const mla_cal *cal, mla_pool *p
     return st;
 }
 
-static mla_status read_text(mla_corpus *out, const mla_model *m, const cli_list *files, const char *fallback, mla_err *err)
-{
-    mla_tok *tok = NULL;
-    mla_err why = {0};
-    char *file = NULL;
-    if (mla_model_tokenizer(m, &tok, &why) != MLA_OK) tok = NULL; /* ids need none; text is then refused by name */
-    mla_status st = files->n ? MLA_OK : cli_data_file(&file, fallback, err);
-    const char *one[1] = {file};
-    const char *const *v = files->n ? files->v : one;
-    for (size_t i = 0; st == MLA_OK && i < (files->n ? files->n : 1); i++) st = mla_corpus_add(out, v[i], tok, mla_model_config(m)->vocab, err);
-    if (st == MLA_OK) mla_corpus_finish(out);
-    mla_tok_free(tok);
-    mla_free(file);
-    return st;
-}
-
 static mla_status answer(cli *c, const mla_cal *cal, mla_err *err)
 {
     if (c->json) {
@@ -133,8 +116,8 @@ static mla_status open_all(state *s, cli *c, const args *a, mla_err *err)
     if (st == MLA_OK && !a->dry_run && !mla_path_is_dir(c->arg[0]))
         st = mla_fail(err, MLA_EINVAL, "%s: scales are written into a folder; --dry-run measures only", c->arg[0]);
     if (st == MLA_OK && !a->dry_run) st = check_receipt(c->arg[0], s->pool, err);
-    if (st == MLA_OK) st = read_text(&s->text, s->model, &a->corpus, "calib/calibration.jsonl", err);
-    if (st == MLA_OK) st = read_text(&s->judge, s->model, &a->judge, "calib/tune.jsonl", err);
+    if (st == MLA_OK) st = calibrate_text(&s->text, s->model, &a->corpus, "calib/calibration.jsonl", err);
+    if (st == MLA_OK) st = calibrate_text(&s->judge, s->model, &a->judge, "calib/tune.jsonl", err);
     mla_rt_opts ro = {.precision = a->precision && !strcmp(a->precision, "fast") ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = MLA_BF16,
                       .stream_layers = a->stream, .log = &c->log};
     if (st == MLA_OK) {

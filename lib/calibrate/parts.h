@@ -29,4 +29,18 @@ float cal_aligned(const mla_cal *c, const mla_cal_part *p, size_t j);
 /* align.c: a tap that tries all alignments; then the best of each part is taken. */
 mla_status cal_try(void *ctx, const mla_tap *t, mla_err *err);
 MLA_CHECKED mla_status cal_align(mla_cal *c, mla_err *err);
+
+typedef struct {
+    mla_rt **rt;           /* (n) the reference first; may be one and the same when there is a codec */
+    size_t n;
+    const int32_t *ids;    /* (tokens), rows of row_tokens, each a sequence */
+    size_t tokens, row_tokens;
+    mla_tap_fn tap;        /* of the others, or NULL */
+    void *ctx;
+    mla_kv_codec_fn codec; /* of the others, codec_ctx (n - 1), or NULL */
+    void *const *codec_ctx;
+    mla_log *log;
+} cal_comparison;
+/* compare.c: every other cache against the reference: v (n - 1). */
+MLA_CHECKED mla_status cal_compare(const cal_comparison *x, mla_cal_verdict *v, mla_err *err);
 #endif

@@ -206,6 +206,9 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
     } else {
         RT_TRY(rotary_keys(rt, l, b, &a, &c, err));
     }
+    bool gqa = l->kind == RT_GQA;
+    RT_TRY(rt_code(rt, l, c.first, (mla_kv_rows){.part = 0, .rows = b->rows, .width = c.w1, .head = gqa ? m->d : m->r}, err));
+    if (c.w2) RT_TRY(rt_code(rt, l, c.second, (mla_kv_rows){.part = 1, .rows = b->rows, .width = c.w2, .head = gqa ? m->d : m->rot}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         rt_qo qo = {.q = {mla_at(a.qx, p->row * m->H * m->qd), m->H * m->qd}, .o = {mla_at(a.o, p->row * ow), ow}};

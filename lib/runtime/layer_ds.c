@@ -66,6 +66,8 @@ mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out,
     }
     RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, m->r, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, kr, m->rot, err));
+    RT_TRY(rt_code(rt, l, c, (mla_kv_rows){.part = 0, .rows = b->rows, .width = m->r, .head = m->r}, err));
+    RT_TRY(rt_code(rt, l, kr, (mla_kv_rows){.part = 1, .rows = b->rows, .width = m->rot, .head = m->rot}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         RT_TRY(cache_piece(rt, l, p, c, kr, err));

@@ -63,6 +63,8 @@ mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *
     RT_TRY(turn(rt, l, b, q2, m->H * l->sh.R, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, c.ld, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, z, z.ld, err));
+    RT_TRY(rt_code(rt, l, c, (mla_kv_rows){.part = 0, .rows = T, .width = c.ld, .head = c.ld}, err));
+    RT_TRY(rt_code(rt, l, z, (mla_kv_rows){.part = 1, .rows = T, .width = z.ld, .head = z.ld}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         RT_TRY(write_piece(rt, l, p, c, z, err));

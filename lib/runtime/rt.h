@@ -114,6 +114,8 @@ struct mla_rt {
     mla_rt *parent;          /* resident weights belong to it; NULL: they are ours */
     size_t children;         /* runtimes that use our weights */
     rt_buf scratch[RT_S_N];
+    mla_kv_codec_fn codec;   /* NULL: none */
+    void *codec_ctx;
 };
 
 struct mla_seq {
@@ -215,6 +217,9 @@ MLA_CHECKED mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point
 mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale);
 /* View of layer l's divisors: the last `divs` elements of a row, f32 in f32 caches, f16 in bf16 ones, log2 codes in FP8. */
 mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
+
+/* codec.c: x (r.rows, r.width), about to be cached, through the codec when there is one; r.layer and r.x are set here. */
+MLA_CHECKED mla_status rt_code(mla_rt *rt, const rt_layer *l, rt_rows x, mla_kv_rows r, mla_err *err);
 
 /* latent_attn.c: attention of one piece over what layer l caches as latent. */
 typedef struct {

@@ -123,6 +123,7 @@ mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *e
     rt->o.kv_dtype = kv_dtype;
     rt->bytes = rt->peak = rt->open_seqs = rt->children = 0;
     rt->parent = of;
+    rt->codec = NULL;
     memset(rt->scratch, 0, sizeof rt->scratch);
     rt_pool_init(rt);
     of->children++;

@@ -54,6 +54,20 @@ MLA_CHECKED mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scal
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt);
 size_t mla_rt_peak_bytes(const mla_rt *rt); /* device bytes held at most, weights included */
 
+/* Rows about to be cached: one part of one layer, copied to the host, dense. */
+typedef struct {
+    size_t layer;             /* MLA_MTP(j) for the head */
+    size_t part;              /* 0: keys or latents, 1: values or rotary keys, as in mla_kv_scale */
+    size_t rows, width, head; /* head: values of one KV head, or of one latent */
+    float *x;                 /* (rows, width) */
+} mla_kv_rows;
+typedef mla_status (*mla_kv_codec_fn)(void *ctx, const mla_kv_rows *r, mla_err *err);
+/* What fn leaves in x is cached instead, in the runtime's cache dtype: any cache format as quantize-dequantize, without a
+ * kernel of its own. A reference path: every row goes through host memory. A row must not depend on others of a call,
+ * which may bring any number of them. Divisors of layout P do not pass. MLA_TAP_ATTN then shows coded keys and values.
+ * NULL: as given. Runtimes that share weights have each their own. */
+void mla_rt_set_codec(mla_rt *rt, mla_kv_codec_fn fn, void *ctx);
+
 /* max_tokens also settles kinds of RoPE that depend on the length (dynamic, longrope), whatever the chunks. */
 MLA_CHECKED mla_status mla_seq_new(mla_seq **out, mla_rt *rt, size_t max_tokens, mla_err *err);
 /* A sequence that goes on from where `src` stands (prefix reuse; a way back before drafted tokens are verified). Full

@@ -26,13 +26,15 @@ void lab_close(lab *l)
     mla_model_close(l->m);
 }
 
-void lab_exact(lab *l, size_t groups)
+void lab_exact(lab *l, size_t groups) { lab_exact_layout(l, MLA_LAYOUT_N, groups); }
+
+void lab_exact_layout(lab *l, mla_layout layout, size_t groups)
 {
     mla_err err = {0};
     mla_factors f;
     size_t n;
-    ck_ok(mla_factors_dims(l->c, MLA_LAYOUT_N, groups, &n, &err));
-    ck_ok(mla_factors_new(&f, MLA_LAYOUT_N, groups, n, n, &err));
+    ck_ok(mla_factors_dims(l->c, layout, groups, &n, &err));
+    ck_ok(mla_factors_new(&f, layout, groups, n, n, &err));
     mla_factors_identity(&f);
     for (size_t i = 0; i < l->c->layers; i++)
         if (l->c->layer_kind[i] == MLA_LAYER_FULL) ck_ok(mla_rt_set_factors(l->rt, i, &f, &err));
