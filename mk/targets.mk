@@ -2,6 +2,7 @@
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-dev libzstd-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev check zstd python3
 
+-include mk/fuzz.mk
 -include mk/faults.mk
 
 .PHONY: deps check unit asan layers clean
@@ -31,19 +32,6 @@ check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN)
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 asan:
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' unit
-
-# make fuzz: mutated inputs for the readers under the sanitizers; a finding prints the two numbers that replay it.
-.PHONY: fuzz
-FUZZ_SECONDS ?= 60
-FUZZ_SEED ?= 1
-FUZZ_BIN := $(BUILD)/asan/fuzz/fuzz_readers
-fuzz: deps
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' $(FUZZ_BIN)
-	@$(FUZZ_BIN) $(FUZZ_SECONDS) $(FUZZ_SEED)
-
-$(BUILD)/fuzz/fuzz_readers: tests/fuzz/fuzz_readers.c $(call objs_upto,io)
-	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $(filter %.c %.o,$^) $(LDLIBS_ALL)
 
 .PHONY: demo demo-smollm2 install
 OUT ?= out
