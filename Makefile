@@ -62,6 +62,8 @@ help:
 	@echo 'make bench      benchmarks, printed as ratios within one run'
 	@echo 'make bench-quality   KLD, agreement and perplexity of published factorizations and ours (docs/quality.md)'
 	@echo 'make fuzz       libFuzzer on each of FUZZ_TARGETS (all readers) for FUZZ_SECONDS (60); make fuzz-corpus keeps what it found'
+	@echo 'make check-failing   every system call and allocation of five commands failing in turn; failing-asan: a sample with ASan'
+	@echo 'make check-kill      a build killed at KILLS (200) moments and run again'
 	@echo 'make faults     planted faults, each of which mla-verify gate must catch and name'
 	@echo 'make check-gate the shipped release policies on the bundled model, contexts up to 8k (minutes)'
 	@echo 'make interop    tests against Python libraries in a virtual environment of their own'

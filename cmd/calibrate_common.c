@@ -5,10 +5,9 @@
 mla_status calibrate_text(mla_corpus *out, const mla_model *m, const cli_list *files, const char *fallback, mla_err *err)
 {
     mla_tok *tok = NULL;
-    mla_err why = {0};
     char *file = NULL;
-    if (mla_model_tokenizer(m, &tok, &why) != MLA_OK) tok = NULL; /* ids need none; text is then refused by name */
-    mla_status st = files->n ? MLA_OK : cli_data_file(&file, fallback, err);
+    mla_status st = mla_model_tokenizer_if_any(m, &tok, NULL, err); /* ids need none; text is then refused by name */
+    if (st == MLA_OK && !files->n) st = cli_data_file(&file, fallback, err);
     const char *one[1] = {file};
     const char *const *v = files->n ? files->v : one;
     for (size_t i = 0; st == MLA_OK && i < (files->n ? files->n : 1); i++) st = mla_corpus_add(out, v[i], tok, mla_model_config(m)->vocab, err);

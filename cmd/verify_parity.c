@@ -70,13 +70,8 @@ static mla_status load_corpus(work *w, const args *a, mla_err *err)
         files = (cli_list){&one, 1};
     }
     mla_tok *tok = NULL;
-    mla_err why = {0};
-    mla_status st = mla_model_tokenizer(w->model.model, &tok, &why);
-    if (st != MLA_OK && st != MLA_EUNSUPPORTED) {
-        *err = why;
-        return st;
-    }
-    st = MLA_OK;
+    mla_status st = mla_model_tokenizer_if_any(w->model.model, &tok, NULL, err);
+    if (st != MLA_OK) return st;
     for (size_t i = 0; i < files.n && st == MLA_OK; i++)
         st = mla_corpus_add(&w->corpus, files.v[i], tok, mla_rt_config(w->model.rt)->vocab, err);
     mla_tok_free(tok);

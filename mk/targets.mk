@@ -3,6 +3,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-dev libzstd-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev check zstd python3
 
 -include mk/fuzz.mk
+-include mk/failing.mk
 -include mk/faults.mk
 
 .PHONY: deps check unit asan layers clean
@@ -26,7 +27,7 @@ $(BUILD)/tests/tools/%: tests/tools/%.c $(BUILD)/libmla.a
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
 
 .PHONY: check-now
-check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN)
+check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN) $(FAILING_BIN)
 	@scripts/run-tests.sh $(TEST_BIN) $(wildcard tests/e2e/*.sh)
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

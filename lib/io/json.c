@@ -198,11 +198,28 @@ void mla_jindex_free(mla_jindex *x)
 }
 
 /* ---- building: every function takes ownership of item and gives NULL when anything is NULL or out of memory ---- */
+#define LOST 1 /* valueint, which containers do not use otherwise: a child is missing, there was no memory for it */
+
+static mla_jv *lose(mla_jv *parent, cJSON *item)
+{
+    if (mla_jv_is_obj(parent) || mla_jv_is_arr(parent)) parent->valueint = LOST;
+    cJSON_Delete(item);
+    return NULL;
+}
+
+bool mla_jv_whole(const mla_jv *v)
+{
+    if (!mla_jv_is_obj(v) && !mla_jv_is_arr(v)) return true;
+    if (v->valueint == LOST) return false;
+    for (const mla_jv *c = mla_jv_first(v); c; c = mla_jv_next(c))
+        if (!mla_jv_whole(c)) return false;
+    return true;
+}
+
 static mla_jv *put(mla_jv *obj, const char *key, cJSON *item)
 {
     if (item && cJSON_IsObject(obj) && cJSON_AddItemToObject(obj, key, item)) return item;
-    cJSON_Delete(item);
-    return NULL;
+    return lose(obj, item);
 }
 
 static mla_jv *set(mla_jv *obj, const char *key, cJSON *item)
@@ -212,10 +229,7 @@ static mla_jv *set(mla_jv *obj, const char *key, cJSON *item)
     /* the replacement carries its own copy of the key; going through the key again would search twice */
     size_t n = strlen(key) + 1;
     char *k = cJSON_malloc(n);
-    if (!k) {
-        cJSON_Delete(item);
-        return NULL;
-    }
+    if (!k) return lose(obj, item);
     memcpy(k, key, n);
     if (item->string) cJSON_free(item->string);
     item->string = k;
@@ -226,26 +240,24 @@ static mla_jv *set(mla_jv *obj, const char *key, cJSON *item)
 static mla_jv *add(mla_jv *arr, cJSON *item)
 {
     if (item && cJSON_IsArray(arr) && cJSON_AddItemToArray(arr, item)) return item;
-    cJSON_Delete(item);
-    return NULL;
+    return lose(arr, item);
 }
 
-static cJSON *text(const char *s) { return s ? cJSON_CreateString(s) : NULL; }
 
 mla_jv *mla_jv_set_obj(mla_jv *obj, const char *key) { return set(obj, key, cJSON_CreateObject()); }
 mla_jv *mla_jv_set_arr(mla_jv *obj, const char *key) { return set(obj, key, cJSON_CreateArray()); }
-mla_jv *mla_jv_set_str(mla_jv *obj, const char *key, const char *s) { return set(obj, key, text(s)); }
+mla_jv *mla_jv_set_str(mla_jv *obj, const char *key, const char *s) { return s ? set(obj, key, cJSON_CreateString(s)) : NULL; }
 mla_jv *mla_jv_set_f64(mla_jv *obj, const char *key, double v) { return set(obj, key, cJSON_CreateNumber(v)); }
 mla_jv *mla_jv_set_size(mla_jv *obj, const char *key, size_t v) { return set(obj, key, cJSON_CreateNumber((double)v)); }
 mla_jv *mla_jv_set_bool(mla_jv *obj, const char *key, bool v) { return set(obj, key, cJSON_CreateBool(v)); }
 mla_jv *mla_jv_set_null(mla_jv *obj, const char *key) { return set(obj, key, cJSON_CreateNull()); }
-mla_jv *mla_jv_set_copy(mla_jv *obj, const char *key, const mla_jv *v) { return set(obj, key, cJSON_Duplicate(v, 1)); }
+mla_jv *mla_jv_set_copy(mla_jv *obj, const char *key, const mla_jv *v) { return v ? set(obj, key, cJSON_Duplicate(v, 1)) : NULL; }
 mla_jv *mla_jv_put_obj(mla_jv *obj, const char *key) { return put(obj, key, cJSON_CreateObject()); }
-mla_jv *mla_jv_put_str(mla_jv *obj, const char *key, const char *s) { return put(obj, key, text(s)); }
+mla_jv *mla_jv_put_str(mla_jv *obj, const char *key, const char *s) { return s ? put(obj, key, cJSON_CreateString(s)) : NULL; }
 mla_jv *mla_jv_put_size(mla_jv *obj, const char *key, size_t v) { return put(obj, key, cJSON_CreateNumber((double)v)); }
 mla_jv *mla_jv_add_obj(mla_jv *arr) { return add(arr, cJSON_CreateObject()); }
 mla_jv *mla_jv_add_arr(mla_jv *arr) { return add(arr, cJSON_CreateArray()); }
-mla_jv *mla_jv_add_str(mla_jv *arr, const char *s) { return add(arr, text(s)); }
+mla_jv *mla_jv_add_str(mla_jv *arr, const char *s) { return s ? add(arr, cJSON_CreateString(s)) : NULL; }
 mla_jv *mla_jv_add_f64(mla_jv *arr, double v) { return add(arr, cJSON_CreateNumber(v)); }
 mla_jv *mla_jv_add_size(mla_jv *arr, size_t v) { return add(arr, cJSON_CreateNumber((double)v)); }
 

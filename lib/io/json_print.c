@@ -5,6 +5,7 @@
 
 #include "io/file.h"
 #include "io/json.h"
+#include "io/json_scan.h"
 
 #define PRINT_MAX ((size_t)1 << 30)
 
@@ -86,6 +87,7 @@ static void print_value(mla_str *out, const mla_jv *v, bool indent, unsigned dep
 
 mla_status mla_json_print(mla_str *out, const mla_jv *v, bool indent, mla_err *err)
 {
+    if (!mla_jv_whole(v)) return mla_fail(err, MLA_ENOMEM, "no memory for a JSON document");
     print_value(out, v, indent, 0);
     if (indent) mla_str_put(out, "\n");
     return mla_str_ok(out) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "JSON text of more than %zu bytes", out->len);

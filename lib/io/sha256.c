@@ -1,9 +1,12 @@
 /* Digests over OpenSSL's EVP interface, and hashing of many files with two streams per core.
  *
- * The void functions cannot report that OpenSSL ran out of memory; the digest is then all zero, which no file has. */
+ * Digests in one call use the low-level functions: EVP allocates for each of them, and a void function cannot say that
+ * there was no memory. OpenSSL 3 deprecates them in favour of EVP and keeps them. */
 #include "io/sha256.h"
 
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/evp.h>
+#include <openssl/sha.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -52,7 +55,10 @@ void mla_sha256_free(mla_sha256 *h)
 
 void mla_sha256_bytes(const void *data, size_t n, unsigned char digest[32])
 {
-    if (EVP_Digest(n ? data : "", n, digest, NULL, EVP_sha256(), NULL) != 1) memset(digest, 0, 32);
+    SHA256_CTX c;
+    SHA256_Init(&c);
+    if (n) SHA256_Update(&c, data, n);
+    SHA256_Final(digest, &c);
 }
 
 void mla_hex(const unsigned char *bytes, size_t n, char *out)
@@ -69,9 +75,9 @@ void mla_git_blob_sha1(const void *data, size_t n, unsigned char digest[20])
 {
     char head[32];
     int k = snprintf(head, sizeof head, "blob %zu", n);
-    EVP_MD_CTX *c = EVP_MD_CTX_new();
-    bool ok = c && EVP_DigestInit_ex(c, EVP_sha1(), NULL) == 1 && EVP_DigestUpdate(c, head, (size_t)k + 1) == 1 &&
-              (n == 0 || EVP_DigestUpdate(c, data, n) == 1) && EVP_DigestFinal_ex(c, digest, NULL) == 1;
-    if (!ok) memset(digest, 0, 20);
-    EVP_MD_CTX_free(c);
+    SHA_CTX c;
+    SHA1_Init(&c);
+    SHA1_Update(&c, head, (size_t)k + 1);
+    if (n) SHA1_Update(&c, data, n);
+    SHA1_Final(digest, &c);
 }

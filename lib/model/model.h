@@ -81,6 +81,9 @@ MLA_CHECKED mla_status mla_model_kv_scale(const mla_model *m, size_t layer, mla_
 
 /* The model's tokenizer (tokenizer.json beside the weights, or the GGUF vocabulary). MLA_EUNSUPPORTED when none. */
 MLA_CHECKED mla_status mla_model_tokenizer(const mla_model *m, mla_tok **out, mla_err *err);
+/* The same for whoever can do without one: *out is NULL and why (may be NULL) says why when there is none, or none that is
+ * known; what went wrong otherwise (memory, a read, a damaged file) stays an error. */
+MLA_CHECKED mla_status mla_model_tokenizer_if_any(const mla_model *m, mla_tok **out, mla_err *why, mla_err *err);
 /* Total bytes of stored weights (vision and MTP included), and parameters of the text trunk (MTP and a tied or unused
  * second copy of the embeddings left out). */
 uint64_t mla_model_stored_bytes(const mla_model *m);

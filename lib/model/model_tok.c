@@ -16,3 +16,15 @@ mla_status mla_model_tokenizer(const mla_model *m, mla_tok **out, mla_err *err)
     mla_free(path);
     return st;
 }
+
+mla_status mla_model_tokenizer_if_any(const mla_model *m, mla_tok **out, mla_err *why, mla_err *err)
+{
+    mla_err own = {0};
+    mla_status st = mla_model_tokenizer(m, out, &own);
+    if (why) *why = own;
+    if (st == MLA_OK) return st;
+    *out = NULL;
+    if (st == MLA_EUNSUPPORTED) return MLA_OK;
+    *err = own;
+    return st;
+}

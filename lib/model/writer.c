@@ -46,7 +46,7 @@ mla_status mla_writer_json(const char *out, const char *name, const mla_jv *v, m
     return st;
 }
 
-static bool regenerated(const char *name)
+bool mla_writer_regenerates(const char *name)
 {
     static const char *const NAME[] = {INDEX_NAME, "config.json", MLA_RECEIPT_NAME};
     for (size_t i = 0; i < sizeof NAME / sizeof *NAME; i++)
@@ -92,7 +92,7 @@ static mla_status place_folder(const mla_model *base, const char *out, bool text
     mla_names l = {0};
     mla_status st = mla_dir_list(&l, mla_ckpt_dir(c), err);
     for (size_t i = 0; st == MLA_OK && i < l.n; i++) {
-        if (regenerated(l.name[i]) || (texts && of_weights(l.name[i]))) continue;
+        if (mla_writer_regenerates(l.name[i]) || (texts && of_weights(l.name[i]))) continue;
         if (stray(c, l.name[i])) {
             mla_warn(log, "%s: not carried over: the base's index does not name it", l.name[i]);
             p->skipped++;

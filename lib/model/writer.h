@@ -5,6 +5,7 @@
  * be repeated into the same folder. Same inputs, same bytes. */
 #ifndef MLA_MODEL_WRITER_H
 #define MLA_MODEL_WRITER_H
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,6 +39,9 @@ MLA_CHECKED mla_status mla_writer_place_texts(const mla_model *base, const char 
 
 /* out/model.safetensors.index.json over the n files named, as mla_writer_index writes it. */
 MLA_CHECKED mla_status mla_writer_index_of(const char *out, const char *const *name, size_t n, mla_err *err);
+
+/* Whether a file of this name is made anew for the output and not carried over. */
+bool mla_writer_regenerates(const char *name);
 
 /* Writes out/model.safetensors.index.json over the base's weight files and the n added ones (names within `out`), as
  * they are there: weight_map sorted by name, metadata.total_size = sum of tensor bytes. A tensor in two files is refused.

@@ -97,10 +97,9 @@ static mla_status read_corpora(mla_inputs *in, const mla_recipe *r, const mla_in
 mla_status mla_inputs_read_text(mla_inputs *in, const mla_recipe *recipe, const mla_input_opts *o, mla_err *err)
 {
     mla_err why = {0};
-    if (mla_model_tokenizer(in->model, &in->tok, &why) != MLA_OK) {
-        in->tok = NULL;
-        mla_info(o->log, "no tokenizer (%s): corpora must be token ids", why.msg);
-    }
+    mla_status st = mla_model_tokenizer_if_any(in->model, &in->tok, &why, err);
+    if (st != MLA_OK) return st;
+    if (!in->tok) mla_info(o->log, "no tokenizer (%s): corpora must be token ids", why.msg);
     return read_corpora(in, recipe, o, err);
 }
 

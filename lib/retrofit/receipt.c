@@ -7,6 +7,7 @@
 #include "base/version.h"
 #include "io/receipt.h"
 #include "io/sha256.h"
+#include "model/writer.h"
 
 static void put_digest(mla_jv *o, const char *key, const unsigned char d[32])
 {
@@ -59,6 +60,28 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
     return mla_manifest_to_json(m, o, err);
 }
 
+/* The base is what was hashed when the run began: the weight files that were open all the time, and every file that the
+ * output carries over (both lists are sorted). Layout deepseek writes weights of its own, under names that the base may have. */
+static mla_status base_unchanged(const mla_receipt_content *c, const mla_manifest *now, mla_err *err)
+{
+    const mla_manifest *was = &c->in->base_files;
+    const mla_gguf *g = mla_model_gguf(c->in->model);
+    const mla_ckpt *ck = mla_model_ckpt(c->in->model);
+    if (g) return mla_file_unchanged(mla_gguf_file(g), err);
+    for (size_t i = 0; i < mla_ckpt_shard_count(ck); i++)
+        if (mla_file_unchanged(mla_st_file(mla_ckpt_shard(ck, i)), err) != MLA_OK) return err->status;
+    for (size_t i = 0, j = 0; i < was->n && j < now->n;) {
+        const mla_receipt_file *a = &was->file[i], *b = &now->file[j];
+        int order = strcmp(a->name, b->name);
+        bool made = mla_writer_regenerates(a->name) || (c->recipe->layout == MLA_LAYOUT_DEEPSEEK && strstr(a->name, ".safetensors"));
+        if (order == 0 && !made && memcmp(a->sha256, b->sha256, 32) != 0)
+            return mla_fail(err, MLA_EIO, "%s of the base changed while it was read", a->name);
+        i += order <= 0;
+        j += order >= 0;
+    }
+    return MLA_OK;
+}
+
 mla_status mla_receipt_write(const char *dir, const mla_receipt_content *c, mla_pool *pool, mla_log *log, unsigned char root[32], mla_err *err)
 {
     static const char *const SKIP[] = {MLA_RECEIPT_NAME, NULL};
@@ -66,6 +89,7 @@ mla_status mla_receipt_write(const char *dir, const mla_receipt_content *c, mla_
     mla_json *d = NULL;
     char *path = mla_path_join(dir, MLA_RECEIPT_NAME);
     mla_status st = path ? mla_manifest_scan(&m, dir, SKIP, pool, log, err) : mla_fail(err, MLA_ENOMEM, "path of the receipt");
+    if (st == MLA_OK) st = base_unchanged(c, &m, err);
     if (st == MLA_OK) st = mla_json_new_object(&d, err);
     if (st == MLA_OK) st = fill(mla_json_root(d), c, &m, err);
     if (st == MLA_OK) st = mla_manifest_root(&m, root, err);

@@ -46,8 +46,9 @@ static mla_status regauge(double *E, double *D, const double *C, const double *L
 mla_status mla_refine_gauge(mla_factors *f, const mla_solution *s, mla_err *err)
 {
     size_t n = f->n, r = f->r;
-    double *E = mla_alloc_raw(3 * n + 2 * r, r, sizeof *E), *D = E + n * r;
+    double *E = mla_alloc_raw(3 * n + 2 * r, r, sizeof *E);
     if (!E) return mla_fail(err, MLA_ENOMEM, "gauge of layer %zu", s->layer);
+    double *D = E + n * r;
     mla_status st = MLA_OK;
     for (size_t a = 0; st == MLA_OK && a < f->groups; a++) {
         float *Ef = f->E + a * r * n, *Df = f->D + a * n * r;
@@ -89,11 +90,12 @@ mla_status mla_refine_round(mla_factors *out, const mla_factors *f, const mla_so
     memcpy(out->D, f->D, all * sizeof *f->D);
     memcpy(out->mu, f->mu, f->groups * n * sizeof *f->mu);
     if (!bf16) return MLA_OK;
-    double *D = mla_alloc_raw(5 * n + 2 * r, r, sizeof *D), *E = D + n * r, *R = E + n * r;
+    double *D = mla_alloc_raw(5 * n + 2 * r, r, sizeof *D);
     if (!D) {
         mla_factors_free(out);
         return mla_fail(err, MLA_ENOMEM, "rounded factors of layer %zu", s->layer);
     }
+    double *E = D + n * r, *R = E + n * r;
     for (size_t a = 0; a < f->groups; a++) {
         float *Eo = out->E + a * r * n, *Do = out->D + a * n * r;
         for (size_t i = 0; i < n * r; i++) {

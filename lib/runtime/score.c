@@ -18,7 +18,7 @@ static double lse(const float *x, size_t V)
     for (size_t i = 1; i < V; i++)
         if (x[i] > m) m = x[i];
     for (size_t i = 0; i < V; i++) s += exp(x[i] - m);
-    return m + log(s);
+    return m + log(s); // cppcheck-suppress invalidFunctionArg ; V >= 1, and the row's largest adds exp(0) = 1
 }
 
 mla_status mla_score_row(mla_score *out, const float *x, size_t V, int32_t target, mla_err *err)

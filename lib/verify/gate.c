@@ -182,15 +182,10 @@ static void open_models(mla_gate *g)
 static mla_status read_corpus(mla_gate *g, mla_err *err)
 {
     mla_tok *tok = NULL;
-    mla_err why = {0};
     char hex[65];
     if (!g->model || !g->in->n_corpus) return MLA_OK;
-    mla_status st = mla_model_tokenizer(g->model, &tok, &why);
-    if (st != MLA_OK && st != MLA_EUNSUPPORTED) {
-        *err = why;
-        return st;
-    }
-    st = MLA_OK;
+    mla_status st = mla_model_tokenizer_if_any(g->model, &tok, NULL, err);
+    if (st != MLA_OK) return st;
     for (size_t i = 0; i < g->in->n_corpus && st == MLA_OK; i++)
         st = mla_corpus_add(&g->corpus, g->in->corpus[i], tok, mla_model_config(g->model)->vocab, err);
     mla_tok_free(tok);

@@ -79,8 +79,8 @@ mla_status mla_identity_of(mla_identity *out, const mla_model *m, mla_pool *pool
         (void)snprintf(id.root_digest, sizeof id.root_digest, "sha256:%s", id.weights_sha256);
     }
     mla_tok *tok = NULL;
-    mla_err none = {0};
-    if (st == MLA_OK && mla_model_tokenizer(m, &tok, &none) == MLA_OK) {
+    if (st == MLA_OK) st = mla_model_tokenizer_if_any(m, &tok, NULL, err);
+    if (tok) {
         unsigned char d[32];
         mla_tok_sha256(tok, d);
         mla_hex(d, 32, id.tokenizer_sha256);
