@@ -4,6 +4,7 @@ DEBS := gcc make pkg-config libopenblas-dev liblapacke-dev libssl-dev libcjson-d
 
 -include mk/fuzz.mk
 -include mk/failing.mk
+-include mk/lint.mk
 -include mk/faults.mk
 
 .PHONY: deps check unit asan layers clean
