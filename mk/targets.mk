@@ -25,7 +25,9 @@ TEST_TOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/tools/%,$(wildcard tests
 $(BUILD)/tests/tools/%: tests/tools/%.c $(BUILD)/libmla.a
 	@mkdir -p $(@D)
 	$(call say,LD $@)
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -o $@ $(filter %.c,$^) $(filter %.a,$^) $(TOOL_LIBS) $(LDLIBS_ALL)
+$(BUILD)/tests/tools/write_gguf: tests/model/build.c tests/model/to_gguf.c tests/harness.c tests/xml.c tests/model/build.h
+$(BUILD)/tests/tools/write_gguf: TOOL_LIBS = $(CHECK_LIBS)
 
 .PHONY: check-now
 check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN) $(FAILING_BIN)

@@ -1,4 +1,4 @@
-"""llama.cpp's own server on the loopback, from its Python wheel. usage: serve_llama.py MODEL.gguf PORT_FILE CONTEXT"""
+"""llama.cpp's own server on the loopback, from its Python wheel. usage: serve_llama.py MODEL.gguf PORT_FILE CONTEXT [f32: its cache]"""
 import os
 import sys
 import time
@@ -13,6 +13,8 @@ p.n_parallel = 1
 p.n_ctx = int(sys.argv[3])
 p.verbosity = 0
 p.port = 0
+if sys.argv[4:] == ["f32"]:
+    p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
 server = x.Server(p)
 url = server.listening_address
 tmp = sys.argv[2] + ".tmp"

@@ -15,6 +15,17 @@
 #include "tensor/tensor.h"
 #include "tensor/fp.h"
 
+void bt_need(bool ok, const char *fmt, ...)
+{
+    va_list ap;
+    if (ok) return;
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    abort();
+}
+
 const char *in_dir(const char *dir, const char *name)
 {
     static char ring[8][1200];
@@ -27,9 +38,9 @@ const char *in_dir(const char *dir, const char *name)
 static void put_bytes(const char *path, const void *data, size_t n)
 {
     FILE *f = fopen(path, "wb");
-    ck_assert_msg(f != NULL, "cannot create %s", path);
-    ck_assert(n == 0 || fwrite(data, 1, n, f) == n);
-    ck_assert_int_eq(fclose(f), 0);
+    bt_need(f != NULL, "cannot create %s", path);
+    bool written = n == 0 || fwrite(data, 1, n, f) == n;
+    bt_need(fclose(f) == 0 && written, "cannot write %s", path);
 }
 
 void put_text(const char *dir, const char *name, const char *text) { put_bytes(in_dir(dir, name), text, strlen(text)); }
@@ -37,10 +48,10 @@ void put_text(const char *dir, const char *name, const char *text) { put_bytes(i
 void copy_fixture(const char *fixture, const char *dir, const char *name)
 {
     FILE *f = fopen(mla_fixture(fixture), "rb");
-    ck_assert_msg(f != NULL, "no fixture %s", fixture);
+    bt_need(f != NULL, "no fixture %s", fixture);
     static char buf[1 << 20];
     size_t n = fread(buf, 1, sizeof buf, f);
-    ck_assert(n < sizeof buf);
+    bt_need(n < sizeof buf, "%s is too long", fixture);
     fclose(f);
     put_bytes(in_dir(dir, name), buf, n);
 }
@@ -48,7 +59,7 @@ void copy_fixture(const char *fixture, const char *dir, const char *name)
 bt *bset_add(bset *s, size_t a, size_t b, size_t c, const char *fmt, ...)
 {
     s->t = realloc(s->t, (s->n + 1) * sizeof *s->t);
-    ck_assert(s->t != NULL);
+    bt_need(s->t != NULL, "no memory");
     bt *t = &s->t[s->n++];
     *t = (bt){.dtype = MLA_BF16, .shape = {a, b, c}, .count = 1};
     va_list ap;
@@ -68,7 +79,7 @@ bt *bset_find(const bset *s, const char *name)
 {
     for (size_t i = 0; i < s->n; i++)
         if (!strcmp(s->t[i].name, name)) return &s->t[i];
-    ck_abort_msg("no tensor %s", name);
+    bt_need(false, "no tensor %s", name);
     return NULL;
 }
 
@@ -99,7 +110,7 @@ void bset_write(const bset *s, const char *dir, const char *file)
         (void)mla_from_f32(data[i], b->v, b->dtype, b->count);
         t[i].data = data[i];
     }
-    ck_ok(mla_st_write(in_dir(dir, file), t, s->n, NULL, &err));
+    bt_need(mla_st_write(in_dir(dir, file), t, s->n, NULL, &err) == MLA_OK, "%s", err.msg);
     for (size_t i = 0; i < s->n; i++) free(data[i]);
     free(data);
     free(t);
@@ -120,12 +131,11 @@ void bset_write_sparse(const bset *s, const char *dir, const char *file)
     }
     mla_str_put(&h, "}");
     while (h.len % 8) mla_str_put(&h, " ");
-    ck_assert(mla_str_ok(&h));
+    bt_need(mla_str_ok(&h), "no memory");
     FILE *f = fopen(in_dir(dir, file), "wb");
     uint64_t n = h.len;
-    ck_assert(f && fwrite(&n, 1, 8, f) == 8 && fwrite(h.s, 1, h.len, f) == h.len && fflush(f) == 0);
-    ck_assert_int_eq(ftruncate(fileno(f), (off_t)(8 + n + at)), 0);
-    ck_assert_int_eq(fclose(f), 0);
+    bt_need(f && fwrite(&n, 1, 8, f) == 8 && fwrite(h.s, 1, h.len, f) == h.len && fflush(f) == 0, "cannot write %s", file);
+    bt_need(ftruncate(fileno(f), (off_t)(8 + n + at)) == 0 && fclose(f) == 0, "cannot write %s", file);
     mla_str_free(&h);
 }
 
@@ -257,7 +267,7 @@ static void kv_bytes(gb *g, const void *data, size_t n)
     while (g->kvlen + n > g->kvcap) {
         g->kvcap = g->kvcap ? 2 * g->kvcap : 4096;
         g->kv = realloc(g->kv, g->kvcap);
-        ck_assert(g->kv != NULL);
+        bt_need(g->kv != NULL, "no memory");
     }
     memcpy(g->kv + g->kvlen, data, n);
     g->kvlen += n;
@@ -289,6 +299,24 @@ void gb_u32s(gb *g, const char *key, const unsigned *v, size_t n)
     kv_bytes(g, &(uint64_t){n}, 8);
     for (size_t i = 0; i < n; i++) kv_u32(g, v[i]);
 }
+
+void gb_i32s(gb *g, const char *key, const int *v, size_t n)
+{
+    kv_key(g, key, MLA_GV_ARRAY);
+    kv_u32(g, MLA_GV_I32);
+    kv_bytes(g, &(uint64_t){n}, 8);
+    for (size_t i = 0; i < n; i++) kv_u32(g, (unsigned)v[i]);
+}
+
+void gb_strs(gb *g, const char *key, const char *const *v, size_t n)
+{
+    kv_key(g, key, MLA_GV_ARRAY);
+    kv_u32(g, MLA_GV_STRING);
+    kv_bytes(g, &(uint64_t){n}, 8);
+    for (size_t i = 0; i < n; i++) kv_string(g, v[i]);
+}
+
+void gb_bool(gb *g, const char *key, bool v) { kv_key(g, key, MLA_GV_BOOL), kv_bytes(g, &(unsigned char){v}, 1); }
 
 void gb_copy_kv(gb *g, const mla_gguf *from, const char *prefix)
 {

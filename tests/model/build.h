@@ -8,6 +8,9 @@
 #include "model/config.h"
 #include "tensor/dtype.h"
 
+/* Says what is wrong and aborts, which fails a test; programs of tests/tools without a test runner use these helpers, too. */
+void bt_need(bool ok, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
 typedef struct {
     char name[160];
     mla_dtype dtype;
@@ -51,7 +54,17 @@ void gb_u32(gb *g, const char *key, unsigned v);
 void gb_f32(gb *g, const char *key, float v);
 void gb_str(gb *g, const char *key, const char *v);
 void gb_u32s(gb *g, const char *key, const unsigned *v, size_t n);
+void gb_i32s(gb *g, const char *key, const int *v, size_t n);
+void gb_strs(gb *g, const char *key, const char *const *v, size_t n);
+void gb_bool(gb *g, const char *key, bool v);
 void gb_copy_kv(gb *g, const mla_gguf *from, const char *prefix); /* entries whose key starts with prefix */
 void gb_write(const gb *g, const char *path);
 void gb_free(gb *g);
+
+/* A folder's tensor in place, and the metadata, as llama.cpp's converter stores them for architecture llama, qwen2, qwen3, qwen35. */
+void gguf_tensor(bt *t, const mla_config *c, bool llama);
+void gguf_keys(gb *g, const mla_config *c, const char *arch);
+/* A GGUF file of this config, and the folder's tensors that it stands for. */
+void gguf_llama(gb *g, const mla_config *c, bset *folder);
+void gguf_qwen35(gb *g, const mla_config *c, bset *folder);
 #endif

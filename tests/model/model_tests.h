@@ -17,9 +17,6 @@ Suite *model_shared_suite(void);
 
 /* Reads tests/fixtures/configs/NAME. */
 mla_status read_config(mla_config *c, const char *name, mla_err *err);
-/* A GGUF file of this config as the converters write it, and the folder's tensors that it stands for. */
-void gguf_llama(gb *g, const mla_config *c, bset *folder);
-void gguf_qwen35(gb *g, const mla_config *c, bset *folder);
 /* Every kind of every layer of both models is equal. */
 void same_weights(const mla_model *a, const mla_model *b);
 #endif
