@@ -73,13 +73,23 @@ static mla_gather_opts gather_opts(const mla_build_opts *o, const mla_inputs *in
                              .base_digest = in->base_digest, .corpus_digest = held ? in->held_digest : in->fit_digest, .log = o->log};
 }
 
+static bool other_base(const mla_stats *s, const mla_inputs *in) { return memcmp(s->base_digest, in->base_digest, 32) != 0; }
+
+static void tell_other_base(const mla_build_opts *o, const char *file, const mla_stats *s, const mla_inputs *in)
+{
+    char theirs[65], ours[65];
+    if (!other_base(s, in)) return;
+    mla_hex(s->base_digest, 32, theirs);
+    mla_hex(in->base_digest, 32, ours);
+    mla_warn(o->log, "%s was collected on another base (%.12s) than this one (%.12s): ranks and losses are those of the other base", file, theirs, ours);
+}
+
 static mla_status statistics(mla_stats *fit, mla_stats *held, const mla_build_opts *o, const mla_inputs *in, const mla_recipe *r,
                              const char *dir, mla_err *err)
 {
     if (o->stats) {
         mla_status st = mla_stats_read(fit, o->stats, err);
-        if (st == MLA_OK && memcmp(fit->base_digest, in->base_digest, 32))
-            mla_warn(o->log, "%s was collected on other weights than this base: ranks and losses are those of the other base", o->stats);
+        if (st == MLA_OK) tell_other_base(o, o->stats, fit, in);
         return st == MLA_OK && o->held_stats ? mla_stats_read(held, o->held_stats, err) : st;
     }
     mla_gather_opts g = gather_opts(o, in, r, dir, false);
@@ -161,6 +171,7 @@ static mla_status finish(mla_build_result *out, const mla_build_opts *o, const m
     mla_receipt_content rc = {.in = in, .recipe = &out->recipe, .f = &out->f, .tokens = fit->tokens, .stats_digest = fit->corpus_digest,
                               .source = src, .computed_with = engine};
     if (out->shared.layers) rc.shared = &out->shared;
+    else if (o->stats && !src && other_base(fit, in)) rc.stats_base = fit->base_digest;
     mla_status st = graft_any(out, o, in, fit, w->partial, err);
     if (st == MLA_OK) st = mla_dir_remove(w->work, err); /* pieces are not part of the result */
     if (st == MLA_OK) st = mla_receipt_write(w->partial, &rc, o->pool, o->log, out->root, err);
@@ -273,6 +284,7 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK) st = one_step_only(&out->recipe, err);
     if (st == MLA_OK) st = mla_stats_read_all(&sum, stats, n_stats, mla_model_config(in.model), out->recipe.layout, o->pool, err);
     if (st == MLA_OK && o->held_stats) st = mla_stats_read(&held, o->held_stats, err);
+    if (st == MLA_OK && n_stats) tell_other_base(o, stats[0], &sum, &in);
     if (st == MLA_OK) settle_text_steps(&out->recipe, &in, false, NULL);
     mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);

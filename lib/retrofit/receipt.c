@@ -49,6 +49,7 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
     mla_jv *cal = mla_jv_set_obj(o, "calibration");
     mla_jv_set_f64(cal, "tokens", c->tokens);
     put_digest(cal, "corpus_digest", c->stats_digest);
+    if (c->stats_base) put_digest(cal, "statistics_base", c->stats_base);
     if (c->in->n_held) {
         mla_jv_set_size(cal, "held_out_tokens", c->in->n_held);
         put_digest(cal, "held_out_digest", c->in->held_digest);

@@ -15,6 +15,7 @@ typedef struct {
     const mla_shared_fit *shared;        /* layout shared-rotary, instead of f */
     double tokens;                       /* statistics were summed over */
     const unsigned char *stats_digest;   /* corpus digest recorded in the statistics */
+    const unsigned char *stats_base;     /* root digest of the base they were collected on, where it is another one; else NULL */
     const mla_factor_source *source;     /* of a graft: what the factors were taken from; else NULL */
     const char *computed_with;           /* backend and BLAS, one line */
 } mla_receipt_content;

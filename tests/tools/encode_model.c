@@ -1,7 +1,7 @@
 /* Whole checkpoints in quantized formats, for the tests: every decoder matrix of a bf16 folder rounded to nearest and laid out
  * exactly as the format's own library does (tests/fixtures/golden-quant says how). The product itself never quantizes.
- * usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4
- * Left plain, and excluded in the format's own spelling: embeddings, lm_head, the MTP head, vision, GDN's a and b. */
+ * usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4|odd
+ * odd: the trunk int4, the MTP layer fp8, embeddings tied and padded to 2,176 rows: what a graft must keep. Otherwise left plain, and excluded in the format's own spelling: embeddings, lm_head, the MTP head, vision, GDN's a and b. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@
 
 #define G 128
 #define MOST 4096
+#define ODD_VOCAB 2176
 static mla_tensor out[MOST];
 static size_t n_out;
 
@@ -187,6 +188,17 @@ static void fp4(const char *m, const float *w, size_t o, size_t in, bool nv)
         }
 }
 
+static bool is_mtp_layer(const mla_tensor *t) { return mla_starts_with(t->name, "mtp.layers.") && mla_ends_with(t->name, "_proj.weight"); }
+
+/* Tied and padded: more rows of embeddings than the vocabulary has tokens, and no lm_head. */
+static void pad_embeddings(mla_tensor *t)
+{
+    size_t row = t->nbytes / t->shape[0];
+    unsigned char *p = room(ODD_VOCAB * row);
+    memcpy(p, t->data, t->nbytes);
+    t->shape[0] = ODD_VOCAB, t->data = p, t->nbytes = ODD_VOCAB * row;
+}
+
 static bool is_quantized(const mla_tensor *t)
 {
     return t->ndim == 2 && strstr(t->name, "model.language_model.layers.") == t->name && t->shape[1] % G == 0 &&
@@ -201,9 +213,9 @@ static void encode(const mla_tensor *t, const char *format)
     float *w = room(o * in * sizeof *w);
     mla_to_f32(w, t->data, t->dtype, o * in);
     if (!strcmp(format, "fp8")) fp8_block(m, w, o, in);
-    else if (!strcmp(format, "ct-fp8")) per_channel(m, w, o, in, true);
+    else if (!strcmp(format, "ct-fp8") || is_mtp_layer(t)) per_channel(m, w, o, in, true);
     else if (!strcmp(format, "int8")) per_channel(m, w, o, in, false);
-    else if (!strcmp(format, "int4")) ct_int4(m, w, o, in, true);
+    else if (!strcmp(format, "int4") || !strcmp(format, "odd")) ct_int4(m, w, o, in, true);
     else if (!strcmp(format, "int4-asym")) ct_int4(m, w, o, in, false);
     else if (!strcmp(format, "awq")) awq(m, w, o, in);
     else if (!strcmp(format, "gptq")) gptq(m, w, o, in, false);
@@ -222,6 +234,7 @@ static void encode(const mla_tensor *t, const char *format)
 #define FLOAT(bits, strategy, group, dtype) \
     "{\"num_bits\":" bits ",\"type\":\"float\",\"strategy\":\"" strategy "\",\"group_size\":" group ",\"symmetric\":true,\"dynamic\":false" dtype "}"
 #define TOKEN(type) "{\"num_bits\":8,\"type\":\"" type "\",\"strategy\":\"token\",\"symmetric\":true,\"dynamic\":true}"
+#define LOCAL4 "{\"num_bits\":4,\"type\":\"float\",\"strategy\":\"tensor_group\",\"group_size\":16,\"symmetric\":true,\"dynamic\":\"local\"}"
 #define GPTQ(format) \
     "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,\"desc_act\":false,\"sym\":false,\"lm_head\":false,\"checkpoint_format\":\"" format "\"}"
 
@@ -229,20 +242,26 @@ static const struct {
     const char *format, *config;
 } FORMAT[] = {
     {"fp8", "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"lm_head\",\"mtp\","
-            "\"visual\",\"in_proj_a\",\"in_proj_b\"]}"},
+            "\"model.visual\",\"in_proj_a\",\"in_proj_b\"]}"},
     {"ct-fp8", CT("float-quantized", FLOAT("8", "channel", "null", ""), TOKEN("float"))},
     {"int8", CT("int-quantized", INT("8", "channel", "null", "true"), TOKEN("int"))},
     {"int4", CT("pack-quantized", INT("4", "group", "128", "true"), "null")},
     {"int4-asym", CT("pack-quantized", INT("4", "group", "128", "false"), "null")},
-    {"awq", "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":128,\"zero_point\":true,\"version\":\"gemm\",\"modules_to_not_convert\":[\"mtp\",\"visual\","
+    {"awq", "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":128,\"zero_point\":true,\"version\":\"gemm\",\"modules_to_not_convert\":[\"mtp\",\"model.visual\","
             "\"in_proj_a\",\"in_proj_b\"]}"},
     {"gptq", GPTQ("gptq")},
     {"gptq-v2", GPTQ("gptq_v2")},
-    {"nvfp4", CT("nvfp4-pack-quantized", FLOAT("4", "tensor_group", "16", ",\"scale_dtype\":\"torch.float8_e4m3fn\""), "null")},
+    {"odd", "{\"quant_method\":\"compressed-tensors\",\"format\":\"mixed-precision\",\"quantization_status\":\"compressed\",\"config_groups\":{"
+            "\"group_0\":{\"format\":\"pack-quantized\",\"targets\":[\"re:model\\\\.language_model\\\\..*(_proj|in_proj_qkv|in_proj_z)$\"],\"weights\":" INT("4", "group", "128", "true")
+            ",\"input_activations\":null,\"output_activations\":null},"
+            "\"group_1\":{\"format\":\"float-quantized\",\"targets\":[\"re:mtp\\\\.layers\\\\..*_proj$\"],\"weights\":" FLOAT("8", "channel", "null", "")
+            ",\"input_activations\":" TOKEN("float") ",\"output_activations\":null}},"
+            "\"ignore\":[\"lm_head\",\"mtp.fc\",\"re:.*visual.*\",\"re:.*in_proj_[ab]$\"],\"kv_cache_scheme\":null,\"sparsity_config\":{},\"transform_config\":{},\"version\":\"0.20.1\"}"},
+    {"nvfp4", CT("nvfp4-pack-quantized", FLOAT("4", "tensor_group", "16", ",\"scale_dtype\":\"torch.float8_e4m3fn\""), LOCAL4)},
     {"mxfp4", CT("mxfp4-pack-quantized", FLOAT("4", "group", "32", ",\"scale_dtype\":\"torch.uint8\""), "null")},
 };
 
-static void write_config(const char *base, const char *dir, const char *config, mla_err *err)
+static void write_config(const char *base, const char *dir, const char *config, bool odd, mla_err *err)
 {
     mla_json *c, *q;
     char path[2000];
@@ -250,6 +269,10 @@ static void write_config(const char *base, const char *dir, const char *config, 
     must(mla_json_read(&c, path, 1 << 24, err), err);
     must(mla_json_parse(&q, config, strlen(config), "quantization_config", err), err);
     if (!mla_jv_set_copy(mla_json_root(c), "quantization_config", mla_json_root(q))) exit(3);
+    mla_jv *text = mla_jv_get(mla_json_root(c), "text_config");
+    if (odd && !(mla_jv_set_bool(mla_json_root(c), "tie_word_embeddings", true) && mla_jv_set_bool(text, "tie_word_embeddings", true) &&
+                 mla_jv_set_size(text, "vocab_size", ODD_VOCAB)))
+        exit(3);
     (void)snprintf(path, sizeof path, "%s/config.json", dir);
     must(mla_json_write(path, mla_json_root(c), err), err);
     mla_json_free(c);
@@ -266,17 +289,19 @@ int main(int argc, char **argv)
     unsigned char digest[32];
     for (size_t i = 0; argc == 4 && i < sizeof FORMAT / sizeof *FORMAT; i++)
         if (!strcmp(FORMAT[i].format, argv[3])) config = FORMAT[i].config;
-    if (!config) return fprintf(stderr, "usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4\n"), 2;
+    if (!config) return fprintf(stderr, "usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4|odd\n"), 2;
+    bool odd = !strcmp(argv[3], "odd");
     must(mla_ckpt_open(&ck, argv[1], &err), &err);
     must(mla_dir_make(argv[2], &err), &err);
     for (size_t i = 0; i < mla_ckpt_count(ck); i++) {
         const mla_tensor *t = mla_ckpt_at(ck, i);
-        if (is_quantized(t)) encode(t, argv[3]);
-        else out[n_out++] = *t;
+        if (is_quantized(t) || (odd && is_mtp_layer(t))) encode(t, argv[3]);
+        else if (!odd || strcmp(t->name, "lm_head.weight")) out[n_out++] = *t;
+        if (odd && mla_ends_with(t->name, "embed_tokens.weight")) pad_embeddings(&out[n_out - 1]);
     }
     (void)snprintf(to, sizeof to, "%s/model.safetensors", argv[2]);
     must(mla_st_write(to, out, n_out, digest, &err), &err);
-    write_config(argv[1], argv[2], config, &err);
+    write_config(argv[1], argv[2], config, odd, &err);
     for (size_t i = 0; i < sizeof KEEP / sizeof *KEEP; i++) {
         (void)snprintf(from, sizeof from, "%s/%s", argv[1], KEEP[i]);
         (void)snprintf(to, sizeof to, "%s/%s", argv[2], KEEP[i]);
