@@ -1,11 +1,13 @@
 /* mla-calibrate fp8: measures, judges and writes the FP8 KV scales of a checkpoint folder. */
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "calibrate.h"
 #include "calibrate/calibrate.h"
 #include "io/file.h"
 #include "io/receipt.h"
+#include "io/sha256.h"
 
 typedef struct {
     cli_list corpus, judge;
@@ -15,6 +17,14 @@ typedef struct {
     const char *spelling, *consumer, *precision;
     bool stream, dry_run;
 } args;
+
+typedef struct {
+    mla_backend *be;
+    mla_pool *pool;
+    mla_model *model;
+    mla_rt *rt;
+    mla_corpus text, judge;
+} state;
 
 /* Files this command writes: they may differ from the receipt when an earlier run was cut off before it wrote that. */
 static const char *const OURS[] = {MLA_RECEIPT_NAME, MLA_KV_SCALES_FILE, MLA_KV_SCALES_JSON, "config.json", "model.safetensors.index.json",
@@ -27,6 +37,30 @@ static mla_status read_receipt(mla_json **doc, const char *dir, mla_err *err)
     mla_status st = path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "path of the receipt");
     if (st == MLA_OK && mla_path_exists(path)) st = mla_json_read(doc, path, 64u << 20, err);
     mla_free(path);
+    return st;
+}
+
+/* Model, text and options behind kept ranges; files that calibration itself writes do not count, but for the config. */
+static mla_status keep_key(unsigned char key[32], const cli *c, const args *a, const state *s, size_t n, mla_err *err)
+{
+    static const char *const SKIP[] = {MLA_RECEIPT_NAME, MLA_KV_SCALES_FILE, MLA_KV_SCALES_JSON, "model.safetensors.index.json", MLA_SGLANG_SCALES,
+                                       "hf_quant_config.json", NULL};
+    mla_manifest m = {0};
+    mla_str t = MLA_STR_MAX(1024);
+    unsigned char root[32];
+    char hex[2][65];
+    mla_status st = mla_manifest_scan(&m, c->arg[0], SKIP, s->pool, NULL, err);
+    if (st == MLA_OK) st = mla_manifest_root(&m, root, err);
+    if (st == MLA_OK) {
+        mla_hex(root, 32, hex[0]);
+        mla_hex(s->text.sha256, 32, hex[1]);
+        mla_str_printf(&t, "%s %s tokens %zu row %zu percentile %.17g precision %s device %s", hex[0], hex[1], n, a->o.row_tokens, a->o.percentile,
+                       a->precision ? a->precision : "", s->be->ops->name);
+        if (!mla_str_ok(&t)) st = mla_fail(err, MLA_ENOMEM, "key of %s", a->o.keep);
+        else mla_sha256_bytes(mla_str_c(&t), t.len, key);
+    }
+    mla_str_free(&t);
+    mla_manifest_free(&m);
     return st;
 }
 
@@ -97,19 +131,12 @@ static mla_status answer(cli *c, const mla_cal *cal, mla_err *err)
     return st;
 }
 
-typedef struct {
-    mla_backend *be;
-    mla_pool *pool;
-    mla_model *model;
-    mla_rt *rt;
-    mla_corpus text, judge;
-} state;
-
 static mla_status open_all(state *s, cli *c, const args *a, mla_err *err)
 {
     mla_status st = cli_backend_open(c, &s->be, err);
     if (st == MLA_OK) st = mla_pool_new(&s->pool, c->threads, err);
     if (st == MLA_OK) st = mla_model_open(&s->model, c->arg[0], err);
+    if (st == MLA_OK && a->o.keep && !mla_path_is_dir(c->arg[0])) st = mla_fail(err, MLA_EINVAL, "--keep: expected a folder, found %s", c->arg[0]);
     if (st == MLA_OK && a->consumer && a->spelling) st = mla_fail(err, MLA_EINVAL, "--consumer decides the spelling: give one of --consumer and --spelling");
     if (st == MLA_OK && a->consumer && strcmp(a->consumer, "mla-toolkit") && mla_model_config(s->model)->mla.layout != MLA_LAYOUT_NONE)
         st = mla_fail(err, MLA_EINVAL, "--consumer %s: that engine reads no stored scale of a latent", a->consumer);
@@ -152,7 +179,8 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
         }
         if (a->spelling) (void)mla_cal_spelling_parse(a->spelling, &sp); /* the choice was checked */
         size_t n = s.text.ids.n < a->tokens ? s.text.ids.n : a->tokens, nj = s.judge.ids.n < a->judge_tokens ? s.judge.ids.n : a->judge_tokens;
-        st = mla_cal_measure(&cal, s.rt, s.text.ids.id, n, sp, &a->o, err);
+        if (a->o.keep) st = keep_key(a->o.keep_key, c, a, &s, n, err);
+        if (st == MLA_OK) st = mla_cal_measure(&cal, s.rt, s.text.ids.id, n, sp, &a->o, err);
         if (st == MLA_OK) {
             memcpy(cal.corpus_sha256, s.text.sha256, 32);
             cal.has_corpus_sha256 = true;
@@ -161,6 +189,7 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
         if (st == MLA_OK && !a->dry_run) st = mla_cal_write(&cal, s.model, sp, err);
         if (st == MLA_OK && !a->dry_run) st = mla_cal_side_files(&cal, s.model, who, err);
         if (st == MLA_OK && !a->dry_run) st = renew_receipt(c->arg[0], &cal, s.pool, err);
+        if (st == MLA_OK && a->o.keep) (void)unlink(a->o.keep); /* done: nothing to go on with */
         if (st == MLA_OK) st = answer(c, &cal, err);
         if (st == MLA_OK && a->max_kld > 0 && nj && !(cal.verdict.kld_mean <= a->max_kld))
             st = mla_fail(err, MLA_EDIFFER, "mean KL divergence of the FP8 cache %.6f, at most %g allowed", cal.verdict.kld_mean, a->max_kld);
@@ -178,6 +207,8 @@ mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
         {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on; may be given several times", "the bundled corpus", M},
         {"tokens", 0, CLI_SIZE, &a.tokens, "N", "measure on at most N tokens", "32768", M},
         {"row-tokens", 0, CLI_SIZE, &a.o.row_tokens, "N", "tokens of one sequence, each from position 0", "1024", M},
+        {"keep", 0, CLI_STR, &a.o.keep, "FILE", "keep what is measured in FILE after every 8192 tokens, outside of MODEL; the same command goes on from there "
+         "after a kill, to the same bytes, and removes FILE at its end", NULL, M},
         {"percentile", 0, CLI_DOUBLE, &a.o.percentile, "P", "use this percentile of |x| instead of the largest value", NULL, M},
         {"headroom", 0, CLI_DOUBLE, &a.o.headroom, "F", "room above the measured range, a factor", "1.5", M},
         {"precision", 0, CLI_CHOICE, &a.precision, "reference|fast", "arithmetic of the passes: f32, or bf16 weights", "reference", M},

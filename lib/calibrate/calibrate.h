@@ -33,6 +33,8 @@ typedef struct {
     size_t run_tokens;   /* tokens of all sequences of one pass (streaming loads the layers once per pass); 0 = 8192 */
     size_t search_rows;  /* rows on which the alignment of scales is tried; 0 = 8 */
     bool no_search;      /* scales stay at limit / 448 */
+    const char *keep;    /* file that holds the ranges after every pass, or NULL; a run that finds it goes on from there */
+    unsigned char keep_key[32]; /* digest of all that decides them: a file with another key is refused */
     mla_log *log;
 } mla_cal_opts;
 /* Unseen text goes beyond a corpus. In a float format room above costs nothing but subnormals far below. */

@@ -29,6 +29,9 @@ float cal_aligned(const mla_cal *c, const mla_cal_part *p, size_t j);
 /* align.c: a tap that tries all alignments; then the best of each part is taken. */
 mla_status cal_try(void *ctx, const mla_tap *t, mla_err *err);
 MLA_CHECKED mla_status cal_align(mla_cal *c, mla_err *err);
+/* keep.c: ranges of rows [0, row) to and from opts.keep; loading without a file: row 0. */
+MLA_CHECKED mla_status cal_keep_save(mla_cal *c, size_t row, mla_err *err);
+MLA_CHECKED mla_status cal_keep_load(mla_cal *c, size_t *row, mla_err *err);
 
 typedef struct {
     mla_rt **rt;           /* (n) the reference first; may be one and the same when there is a codec */

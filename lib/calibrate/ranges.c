@@ -185,15 +185,19 @@ static mla_status new_layers(mla_cal *c, mla_rt *rt, mla_err *err)
     return MLA_OK;
 }
 
-/* Rows [0, rows) in passes of opts.run_tokens. */
-static mla_status all_rows(cal_pass *p, const corpus *x, size_t rows, const char *what, mla_err *err)
+/* Rows [from, rows) in passes of opts.run_tokens; measured ranges are kept after each. */
+static mla_status all_rows(cal_pass *p, const corpus *x, size_t from, size_t rows, mla_err *err)
 {
+    bool measuring = x->tap == observe;
+    const char *what = measuring ? "measuring" : "aligning scales";
     size_t w = p->c->o.row_tokens, batch = p->c->o.run_tokens / w ? p->c->o.run_tokens / w : 1, total = rows * w < x->n ? rows * w : x->n;
     mla_progress pr = mla_progress_begin(p->c->o.log, what, (double)total, "tokens");
     mla_status st = MLA_OK;
-    for (size_t r = 0; r < rows && st == MLA_OK; r += batch) {
+    mla_progress_add(&pr, (double)(from * w < total ? from * w : total));
+    for (size_t r = from; r < rows && st == MLA_OK; r += batch) {
         size_t k = rows - r < batch ? rows - r : batch, end = (r + k) * w < x->n ? (r + k) * w : x->n;
         st = run_rows(p, x, r, k, err);
+        if (st == MLA_OK && measuring && p->c->o.keep) st = cal_keep_save(p->c, r + k, err);
         mla_progress_add(&pr, (double)(end - r * w));
     }
     mla_progress_end(&pr);
@@ -211,11 +215,13 @@ mla_status mla_cal_measure(mla_cal *out, mla_rt *rt, const int32_t *ids, size_t 
     size_t w = out->o.row_tokens;
     out->tokens = n;
     out->rows = n / w + (n % w != 0);
-    mla_status st = all_rows(&p, &x, out->rows, "measuring", err);
+    size_t done = 0;
+    mla_status st = out->o.keep ? cal_keep_load(out, &done, err) : MLA_OK;
+    if (st == MLA_OK) st = all_rows(&p, &x, done, out->rows, err);
     if (st == MLA_OK) st = cal_limits(out, mla_rt_config(rt), s, err);
     if (st == MLA_OK && !out->o.no_search) {
         x.tap = cal_try;
-        st = all_rows(&p, &x, out->rows < out->o.search_rows ? out->rows : out->o.search_rows, "aligning scales", err);
+        st = all_rows(&p, &x, 0, out->rows < out->o.search_rows ? out->rows : out->o.search_rows, err);
         if (st == MLA_OK) st = cal_align(out, err);
     }
     mla_free(p.host);

@@ -249,6 +249,69 @@ START_TEST(a_layer_never_observed_is_named)
 }
 END_TEST
 
+typedef struct { /* a codec that changes nothing and fails at its last call */
+    size_t calls, last;
+} fuse;
+
+static mla_status burn(void *ctx, const mla_kv_rows *r, mla_err *err)
+{
+    fuse *f = ctx;
+    return ++f->calls == f->last ? mla_fail(err, MLA_EIO, "cut off in layer %zu", r->layer) : MLA_OK;
+}
+
+/* Cut off after two of three passes and taken up again: the same ranges and scales, of rows measured once. */
+static void check_kept(double percentile)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){.mtp = true}, 1);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 250);
+    char *dir = mla_test_tmpdir(), path[600];
+    snprintf(path, sizeof path, "%s/kept", dir);
+    mla_cal_opts o = {.row_tokens = 50, .run_tokens = 100, .search_rows = 1, .percentile = percentile}, k = o;
+    k.keep = path;
+    k.keep_key[3] = 7;
+    mla_cal plain, c;
+    fuse f = {0};
+    mla_rt_set_codec(l.rt, burn, &f);
+    ck_ok(mla_cal_measure(&plain, l.rt, ids, 250, MLA_CAL_CT, &o, &err));
+    size_t all = f.calls;
+    /* two parts: 4 layers in each of 3 passes, the head in each of 5 rows, and all 5 layers in the row of the search */
+    ck_assert_uint_eq(all, 2 * 4 * 3 + 2 * 5 + 2 * 5);
+    f = (fuse){.last = 28}; /* in the third pass */
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 250, MLA_CAL_CT, &k, &err), MLA_EIO, "cut off");
+    mla_cal_free(&c);
+    mla_cal_opts other = k;
+    other.keep_key[0] = 1;
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 250, MLA_CAL_CT, &other, &err), MLA_EINVAL, "another model, text or options");
+    mla_cal_free(&c);
+    f = (fuse){0};
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 250, MLA_CAL_CT, &k, &err));
+    ck_assert_uint_eq(f.calls, 2 * 4 + 2 + 2 * 5); /* the third pass and the search */
+    for (size_t i = 0; i < c.n; i++) {
+        mla_cal_part *a[2] = {&c.layer[i].k, &c.layer[i].v}, *b[2] = {&plain.layer[i].k, &plain.layer[i].v};
+        for (size_t j = 0; j < 2; j++) {
+            ck_assert(a[j]->amax == b[j]->amax && a[j]->sum2 == b[j]->sum2 && a[j]->n == b[j]->n);
+            ck_assert(a[j]->scale == b[j]->scale && a[j]->percentile == b[j]->percentile);
+        }
+    }
+    mla_cal_free(&c);
+    FILE *h = fopen(path, "r+b"); /* one bit of a range */
+    ck_assert(h && fseek(h, 60, SEEK_SET) == 0);
+    int byte = fgetc(h);
+    ck_assert(fseek(h, 60, SEEK_SET) == 0 && fputc(byte ^ 1, h) != EOF && fclose(h) == 0);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 250, MLA_CAL_CT, &k, &err), MLA_EFORMAT, "damaged");
+    mla_cal_free(&c);
+    mla_cal_free(&plain);
+    mla_free(dir);
+    mla_free(ids);
+    lab_close(&l);
+}
+
+START_TEST(kept_ranges) { check_kept(0); }
+END_TEST
+START_TEST(kept_histograms) { check_kept(99.9); }
+END_TEST
+
 Suite *measure_suite(void)
 {
     Suite *s = suite_create("measure");
@@ -263,6 +326,11 @@ Suite *measure_suite(void)
     tcase_add_test(t, threads_batches_and_streaming_agree);
     tcase_add_test(t, refused);
     tcase_add_test(t, a_layer_never_observed_is_named);
+    suite_add_tcase(s, t);
+    t = tcase_create("keep");
+    tcase_set_timeout(t, 600);
+    tcase_add_test(t, kept_ranges);
+    tcase_add_test(t, kept_histograms);
     suite_add_tcase(s, t);
     return s;
 }
