@@ -28,6 +28,10 @@ void verify_close(verify_model *m);
  * model's fault: MLA_EINVAL becomes MLA_EUNSUPPORTED, exit 3. */
 mla_status verify_not_usage(mla_status st, mla_err *err);
 
+/* The table of tested combinations that comes with the toolkit; and whether MLA_ALLOW_UNTESTED=1 overrules it. */
+#define VERIFY_TESTED "manifests/tested.json"
+bool verify_allow_untested(void);
+
 /* "tool": {name, version}. */
 void verify_put_tool(mla_jv *doc, const cli *c);
 /* Writes JUnit, Markdown and SVG where a path is given (NULL: not). svg renders the chart of this kind of document. */

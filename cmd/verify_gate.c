@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     mla_backend *be, *other;
     mla_pool *pool;
-    char *default_corpus;
+    char *tested, *default_corpus;
     mla_json *doc;
     bool written; /* the verdict files stand, whole */
 } work;
@@ -92,6 +92,7 @@ static mla_status open_work(work *w, cli *c, args *a, mla_err *err)
     mla_status st = cli_backend_open(c, &w->be, err);
     if (st == MLA_OK) st = verify_other_backend(&w->other, c, err);
     if (st == MLA_OK) st = mla_pool_new(&w->pool, c->threads, err);
+    if (st == MLA_OK) st = cli_data_file(&w->tested, VERIFY_TESTED, err);
     if (st == MLA_OK && a->against && !a->corpus.n) {
         st = cli_data_file(&w->default_corpus, "calib/evaluation.jsonl", err);
     }
@@ -111,7 +112,7 @@ static mla_status judge(cli *c, args *a, work *w, mla_err *err)
     mla_jv *doc = mla_json_root(w->doc);
     mla_gate_input in = {.dir = c->arg[1], .against = a->against, .reference = a->reference.v, .n_reference = a->reference.n,
                          .corpus = one ? &one : a->corpus.v, .n_corpus = one ? 1 : a->corpus.n, .be = w->be, .other = w->other,
-                         .pool = w->pool, .log = &c->log};
+                         .tested = w->tested, .allow_untested = verify_allow_untested(), .pool = w->pool, .log = &c->log};
     mla_jv_set_str(doc, "schema", MLA_GATE_SCHEMA);
     mla_jv_set_str(doc, "verdict", mla_verdict_name(MLA_NO_EVIDENCE));
     verify_put_tool(doc, c);
@@ -137,6 +138,7 @@ static mla_status gate(cli *c, args *a, mla_err *err)
     mla_backend_close(w.be);
     mla_pool_free(w.pool);
     mla_free(w.default_corpus);
+    mla_free(w.tested);
     return st;
 }
 

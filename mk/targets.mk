@@ -55,6 +55,8 @@ install: all
 	install -m 755 $(PROGS:%=$(BUILD)/bin/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 calib/* $(DESTDIR)$(PREFIX)/share/mla-toolkit/calib
 	install -m 644 configs/* $(DESTDIR)$(PREFIX)/share/mla-toolkit/configs
+	install -d $(DESTDIR)$(PREFIX)/share/mla-toolkit/manifests
+	install -m 644 manifests/* $(DESTDIR)$(PREFIX)/share/mla-toolkit/manifests
 
 clean:
 	rm -rf $(BUILD)

@@ -25,6 +25,8 @@ typedef struct { /* all borrowed */
     size_t n_corpus;
     mla_backend *be;
     mla_backend *other;                /* the same device with another thread count; NULL: the path "threads" is not judged */
+    const char *tested;                /* table of tested combinations for the selfcheck section; NULL: not asked */
+    bool allow_untested;
     mla_pool *pool;
     mla_log *log;
 } mla_gate_input;

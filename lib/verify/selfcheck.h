@@ -51,6 +51,8 @@ size_t mla_selfcheck_shapes(mla_selfcheck_shape *out, const mla_config *cfg);
 typedef struct {
     const mla_config *cfg;  /* NULL: common shapes */
     bool far;
+    const char *tested;     /* table of tested combinations (tested.h); NULL: not asked */
+    bool allow_untested;    /* a combination that is not in it is told of, and passes */
     mla_log *log;
 } mla_selfcheck_opts;
 /* All shapes x cache types x decode and prefill; fills doc with gates (one per shape and placement) and cases. */

@@ -4,6 +4,7 @@
 
 #include "verify/report.h"
 #include "verify/selfcheck.h"
+#include "verify/tested.h"
 
 static bool same(const mla_selfcheck_shape *a, const mla_selfcheck_shape *b)
 {
@@ -89,6 +90,24 @@ static mla_verdict put_gate(mla_jv *gates, const char *name, const tally *t)
     return v;
 }
 
+/* A gate of its own: right answers on this machine say nothing of a combination that nobody recorded. */
+static mla_status put_combination(mla_jv *doc, mla_jv *gates, mla_backend *be, const mla_selfcheck_opts *o, mla_verdict *verdict, mla_err *err)
+{
+    char name[128];
+    bool found;
+    mla_status st = mla_tested_find(&found, o->tested, mla_tested_combination(be, name, sizeof name), err);
+    if (st != MLA_OK) return st;
+    mla_jv_set_str(doc, "combination", name);
+    mla_jv_set_bool(doc, "combination_tested", found);
+    if (found) mla_doc_gate(gates, "combination", MLA_PASS, "%s is among the tested combinations", name);
+    else if (o->allow_untested) mla_doc_gate(gates, "combination", MLA_PASS, "%s is untested, and allowed by MLA_ALLOW_UNTESTED", name);
+    else {
+        mla_doc_gate(gates, "combination", MLA_NO_EVIDENCE, "%s is not among the tested combinations; MLA_ALLOW_UNTESTED=1 lets it pass", name);
+        if (*verdict == MLA_PASS) *verdict = MLA_NO_EVIDENCE;
+    }
+    return MLA_OK;
+}
+
 mla_status mla_selfcheck(mla_jv *doc, mla_backend *be, const mla_selfcheck_opts *o, mla_verdict *verdict, mla_err *err)
 {
     static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3};
@@ -114,6 +133,7 @@ mla_status mla_selfcheck(mla_jv *doc, mla_backend *be, const mla_selfcheck_opts 
         if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && *verdict == MLA_PASS)) *verdict = v;
         mla_progress_add(&prog, 1);
     }
+    if (st == MLA_OK && o->tested) st = put_combination(doc, gates, be, o, verdict, err);
     mla_jv_set_str(doc, "verdict", mla_verdict_name(*verdict));
     if (st == MLA_OK) mla_progress_end(&prog);
     return st;
