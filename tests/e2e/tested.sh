@@ -38,7 +38,7 @@ rc_is 3 'no table'
 has err 'mla-tested/1' 'no table'
 # the gate asks, too
 printf '{"schema": "mla-tested/1", "combinations": []}' >"$T"
-printf '{"schema": "mla-policy/1", "selfcheck": {}}' >"$TMP/policy.json"
+printf '{"schema": "mla-policy/1", "name": "kernels", "selfcheck": {}}' >"$TMP/policy.json"
 run env MLA_DATA="$TMP/data" "$V" gate "$TMP/policy.json" "$ROOT/tests/fixtures/tiny-hybrid" --isa ref --quiet
 rc_is 3 'the gate on an untested combination'
 has err 'not among the tested combinations' 'the gate on an untested combination'
