@@ -31,7 +31,7 @@ $(BUILD)/interop/dump: tests/interop/dump.c $(BUILD)/libmla.a
 .PHONY: interop
 interop: deps
 	@scripts/deps.sh python3 python3-venv python3-pip unzip
-	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/interop/dump
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/interop/dump $(TEST_TOOLS)
 	@BUILD=$(BUILD) tests/interop/run.sh
 
 # make bench-quality: KLD, agreement and perplexity of published factorizations and of ours, stage by stage (docs/quality.md).

@@ -2,6 +2,7 @@
  *
  * usage: dump logits MODEL IDS_FILE OUT     f32 logits (T, V) of the ids (one per line) on the reference path
  *        dump encode MODEL TEXT_FILE OUT    ids of every text of a NUL-separated file, one line per text
+ *        dump matrices MODEL - OUT          every matrix of the trunk as f32 under its stored name, a safetensors file
  *        dump shared MODEL RANK OUT         a shared-rotary factor file of this model's shape with random values */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,8 @@
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "base/str.h"
+#include "io/safetensors.h"
 #include "model/shared.h"
 #include "runtime/runtime.h"
 #include "text/tokenizer.h"
@@ -102,18 +105,49 @@ static void shared(const mla_model *m, size_t rank, const char *path)
     mla_shared_free(&s);
 }
 
+static void matrices(const mla_model *m, const char *path)
+{
+    mla_err err = {0};
+    size_t layers = mla_model_config(m)->layers, n = 0;
+    unsigned char digest[32];
+    mla_tensor *t = mla_alloc(layers * MLA_W_N, 1, sizeof *t);
+    if (!t) exit(3);
+    for (size_t i = 0; i < layers * MLA_W_N; i++) {
+        mla_mat w;
+        mla_str name = MLA_STR_MAX(512);
+        if (!mla_model_has(m, (mla_wkind)(i % MLA_W_N), i / MLA_W_N)) continue;
+        must(mla_model_mat(m, (mla_wkind)(i % MLA_W_N), i / MLA_W_N, &w, &err), &err);
+        must(mla_model_name(m, (mla_wkind)(i % MLA_W_N), i / MLA_W_N, &name, &err), &err);
+        bool again = w.out == 1 || w.in == 1;
+        for (size_t k = 0; k < n; k++) again = again || !strcmp(t[k].name, mla_str_c(&name)); /* of the model, not of a layer */
+        float *x = again ? NULL : mla_alloc(w.out, w.in, sizeof *x);
+        if (again || !x) {
+            mla_str_free(&name);
+            if (again) continue;
+            exit(3);
+        }
+        must(mla_mat_rows(&w, 0, w.out, x, &err), &err);
+        t[n++] = (mla_tensor){.name = mla_strdup(mla_str_c(&name)), .dtype = MLA_F32, .ndim = 2, .shape = {w.out, w.in}, .data = x, .nbytes = 4 * w.out * w.in};
+        mla_str_free(&name);
+    }
+    must(mla_st_write(path, t, n, digest, &err), &err);
+    for (size_t k = 0; k < n; k++) mla_free((void *)(uintptr_t)t[k].name), mla_free((void *)(uintptr_t)t[k].data);
+    mla_free(t);
+}
+
 int main(int argc, char **argv)
 {
     mla_err err = {0};
     mla_model *m = NULL;
     size_t n;
-    if (argc != 5 || (strcmp(argv[1], "logits") && strcmp(argv[1], "encode") && strcmp(argv[1], "shared"))) {
-        fprintf(stderr, "usage: dump logits|encode|shared MODEL INPUT OUT\n");
+    if (argc != 5 || (strcmp(argv[1], "logits") && strcmp(argv[1], "encode") && strcmp(argv[1], "matrices") && strcmp(argv[1], "shared"))) {
+        fprintf(stderr, "usage: dump logits|encode|matrices|shared MODEL INPUT OUT\n");
         return 2;
     }
     must(mla_model_open(&m, argv[2], &err), &err);
-    if (!strcmp(argv[1], "shared")) {
-        shared(m, (size_t)strtoul(argv[3], NULL, 10), argv[4]);
+    if (!strcmp(argv[1], "shared") || !strcmp(argv[1], "matrices")) {
+        if (argv[1][0] == 's') shared(m, (size_t)strtoul(argv[3], NULL, 10), argv[4]);
+        else matrices(m, argv[4]);
         mla_model_close(m);
         return 0;
     }

@@ -6,9 +6,10 @@ build=${BUILD:-build}
 dir=$build/interop-data venv=$build/interop-venv gguf=$dir/SmolLM2-135M-Instruct.Q4_1.gguf
 failed=0
 mkdir -p "$dir"
-if ! tests/bench/venv.sh "$venv" torch==2.15.0 numpy==2.4.6 transformers==5.24.0 safetensors==0.8.0 tokenizers==0.23.3; then
+if ! tests/bench/venv.sh "$venv" torch==2.15.0 numpy==2.4.6 transformers==5.24.0 safetensors==0.8.0 tokenizers==0.23.3 \
+    compressed-tensors==0.20.1 accelerate==1.15.0 marisa-trie==1.4.1; then
     echo "SKIP interop: the Python libraries cannot be installed here"
-    echo "interop: 0 passed, 0 failed, 14 skipped"
+    echo "interop: 0 passed, 0 failed, 25 skipped"
     exit 0
 fi
 scripts/fetch-smollm2.sh "$dir" >"$dir/fetch.log" 2>&1 || gguf=
@@ -67,5 +68,39 @@ if "$venv/bin/python" -m pip download -q --disable-pip-version-check --no-deps -
 else
     echo "SKIP interop-shared: sabi-mla-vllm 0.2.0 cannot be fetched here"
     echo "interop-shared: 0 passed, 0 failed, 4 skipped"
+fi
+
+# grafts onto quantized bases, by the formats' own libraries. gptqmodel is built from source against the installed torch; exllamav3 is only
+# read, its kernels need a GPU.
+"$venv/bin/python" -c 'import gptqmodel' >/dev/null 2>&1 ||
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation gptqmodel==7.7.0 torch==2.15.0 numpy==2.4.6 transformers==5.24.0 \
+        >"$dir/gptqmodel.log" 2>&1 || true
+exl3=
+if "$venv/bin/python" -m pip download -q --disable-pip-version-check --no-deps -d "$dir" exllamav3==1.6.5 >"$dir/pip.log" 2>&1; then
+    exl3=$dir/exllamav3
+    unzip -qo "$dir/exllamav3-1.6.5-py3-none-any.whl" -d "$exl3"
+fi
+q=$dir/quantized
+rm -rf "$q"
+mkdir "$q"
+quiet() { "$@" >"$dir/build.log" 2>&1 || { echo "interop: $1 $2 failed: $(tail -n 1 "$dir/build.log")" >&2; exit 1; }; }
+quiet "$build/bin/mla-retrofit" stats tests/fixtures/tiny-hybrid "$q/base.mlastats" --calibration-tokens 2560 --quiet
+quiet "$build/bin/mla-retrofit" solve tests/fixtures/tiny-hybrid "$q/half.safetensors" "$q/base.mlastats" --keep 0.5 --quiet
+for f in fp8 ct-fp8 int8 int4 int4-asym awq nvfp4 mxfp4; do
+    quiet "$build/tests/tools/encode_model" tests/fixtures/tiny-hybrid "$q/$f" "$f"
+    quiet "$build/bin/mla-retrofit" graft "$q/$f" "$q/half.safetensors" "$q/$f-mla" --quiet
+done
+TQDM_DISABLE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$venv/bin/python" -W ignore tests/interop/quantized.py "$build/interop/dump" "$q" "$exl3" \
+    2>"$dir/quantized.log" | grep -E '^(  [a-z]|FAIL|SKIP|interop)' >"$dir/quantized.out" || true
+cat "$dir/quantized.out"
+grep -q ' 0 failed' "$dir/quantized.out" || failed=1
+
+# the hybrid model as a qwen35 GGUF, by llama.cpp
+if tests/bench/venv.sh "$build/llama-venv" xllamacpp==2026.10.11549; then
+    quiet "$build/tests/tools/write_gguf" tests/fixtures/tiny-hybrid "$dir/tiny-hybrid.gguf"
+    "$venv/bin/python" tests/interop/llama.py "$build/interop/dump" "$dir" "$build/llama-venv/bin/python" || failed=1
+else
+    echo "SKIP interop-llama: the wheel cannot be fetched here"
+    echo "interop-llama: 0 passed, 0 failed, 4 skipped"
 fi
 exit $failed
