@@ -93,7 +93,8 @@ if cmp -s "$TMP/f.safetensors" "$TMP/g/mla_factors-00001-of-00001.safetensors" &
 run $MV receipts "$TMP/g"
 rc_is 0 "receipts of a graft"
 run $RF solve "$BASE" "$TMP/f2.safetensors" "$TMP/x.mlastats" "$TMP/x.mlastats" --keep 0.5
-rc_is 0 "solve from two files"
+rc_is 2 "the same statistics twice"
+has err "their text would count twice" "the same statistics twice"
 
 # full rank is the base: MLA, GLA-2, GLA-4
 for g in 1 2 4; do
