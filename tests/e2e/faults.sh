@@ -14,7 +14,7 @@ if [ ! -x "$mutate" ] || [ ! -x "$doors" ]; then
 fi
 
 build() { # base out
-    run "$BIN/mla-retrofit" build "$1" "$2" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 8192 --quiet
+    run "$BIN/mla-retrofit" build "$1" "$2" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 8192 --fast --quiet
     rc_is 0 "build of $2"
 }
 build "$m" "$TMP/built"
