@@ -63,6 +63,17 @@ bool verify_allow_untested(void)
     return v && !strcmp(v, "1");
 }
 
+const char *verify_first_reason(const mla_jv *doc, mla_verdict v, const char **name)
+{
+    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
+        if (!strcmp(mla_doc_str(g, "verdict", ""), mla_verdict_name(v))) {
+            if (name) *name = mla_doc_str(g, "name", "");
+            return mla_doc_str(g, "reason", "");
+        }
+    if (name) *name = "gate";
+    return "no reason given";
+}
+
 void verify_put_tool(mla_jv *doc, const cli *c)
 {
     mla_jv *t = mla_jv_set_obj(doc, "tool");

@@ -5,6 +5,7 @@
 #include "model/model.h"
 #include "runtime/runtime.h"
 #include "verify/identity.h"
+#include "verify/stats.h"
 
 /* Targets of the options that say how a model is run. Initialise with verify_run_defaults. */
 typedef struct {
@@ -31,6 +32,9 @@ mla_status verify_not_usage(mla_status st, mla_err *err);
 /* The table of tested combinations that comes with the toolkit; and whether MLA_ALLOW_UNTESTED=1 overrules it. */
 #define VERIFY_TESTED "manifests/tested.json"
 bool verify_allow_untested(void);
+
+/* The reason of the first of doc.gates with this verdict, for the error line; *name (may be NULL) gets that gate's name. Borrowed. */
+const char *verify_first_reason(const mla_jv *doc, mla_verdict v, const char **name);
 
 /* "tool": {name, version}. */
 void verify_put_tool(mla_jv *doc, const cli *c);

@@ -76,17 +76,6 @@ static mla_status write_all(cli *c, const args *a, const mla_jv *doc, mla_err *e
     return st;
 }
 
-static const char *first_reason(const mla_jv *doc, const char *verdict, const char **name)
-{
-    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
-        if (!strcmp(mla_doc_str(g, "verdict", ""), verdict)) {
-            *name = mla_doc_str(g, "name", "");
-            return mla_doc_str(g, "reason", "");
-        }
-    *name = "gate";
-    return "no reason given";
-}
-
 static mla_status open_work(work *w, cli *c, args *a, mla_err *err)
 {
     mla_status st = cli_backend_open(c, &w->be, err);
@@ -120,7 +109,7 @@ static mla_status judge(cli *c, args *a, work *w, mla_err *err)
     if (st == MLA_OK) st = write_all(c, a, doc, err);
     w->written = st == MLA_OK;
     if (st != MLA_OK || v == MLA_PASS) return st;
-    const char *why = first_reason(doc, mla_verdict_name(v), &name);
+    const char *why = verify_first_reason(doc, v, &name);
     return mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s: %s: %s", mla_verdict_name(v), name, why);
 }
 

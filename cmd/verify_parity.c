@@ -181,13 +181,7 @@ static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
         mla_str_free(&text);
     }
     if (st != MLA_OK || v == MLA_PASS) return st;
-    const char *why = "";
-    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
-        if (!strcmp(mla_jv_str(mla_jv_get(g, "verdict")), mla_verdict_name(v))) {
-            why = mla_jv_str(mla_jv_get(g, "reason"));
-            break;
-        }
-    return mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s: %s", mla_verdict_name(v), why);
+    return mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s: %s", mla_verdict_name(v), verify_first_reason(doc, v, NULL));
 }
 
 mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)

@@ -106,13 +106,6 @@ static mla_status describe(work *w, const cli *c, const args *a, mla_probe_diale
     return MLA_OK;
 }
 
-static const char *first_reason(const mla_jv *doc, mla_verdict v)
-{
-    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g))
-        if (!strcmp(mla_jv_str(mla_jv_get(g, "verdict")), mla_verdict_name(v))) return mla_jv_str(mla_jv_get(g, "reason"));
-    return "";
-}
-
 static void run_on_fail(cli *c, const args *a)
 {
     int r = system(a->on_fail);
@@ -142,7 +135,7 @@ static mla_status probe(work *w, cli *c, args *a, mla_err *err)
     }
     if (st == MLA_OK && v == MLA_FAIL && a->on_fail) run_on_fail(c, a);
     if (st != MLA_OK || v == MLA_PASS) return st;
-    return mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s: %s", mla_verdict_name(v), first_reason(doc, v));
+    return mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s: %s", mla_verdict_name(v), verify_first_reason(doc, v, NULL));
 }
 
 mla_status cmd_verify_probe(cli *c, int argc, char **argv, mla_err *err)

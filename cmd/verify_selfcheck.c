@@ -13,16 +13,6 @@ typedef struct {
     verify_files files;
 } args;
 
-/* The reason of the first gate that could not be judged. */
-static const char *why_not(const mla_jv *doc)
-{
-    for (const mla_jv *g = mla_jv_first(mla_jv_get(doc, "gates")); g; g = mla_jv_next(g)) {
-        const char *v = mla_jv_str(mla_jv_get(g, "verdict"));
-        if (v && !strcmp(v, mla_verdict_name(MLA_NO_EVIDENCE))) return mla_jv_str(mla_jv_get(g, "reason"));
-    }
-    return "not every case could be run";
-}
-
 static mla_status check(cli *c, const args *a, mla_err *err)
 {
     mla_backend *be = NULL;
@@ -51,7 +41,7 @@ static mla_status check(cli *c, const args *a, mla_err *err)
         st = cli_print(&text, err);
     }
     if (st == MLA_OK && v != MLA_PASS)
-        st = mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s", v == MLA_FAIL ? "a kernel differs from fp64" : why_not(doc));
+        st = mla_fail(err, v == MLA_FAIL ? MLA_EDIFFER : MLA_EUNSUPPORTED, "%s", v == MLA_FAIL ? "a kernel differs from fp64" : verify_first_reason(doc, v, NULL));
     mla_free(tested);
     mla_str_free(&text);
     mla_json_free(d);

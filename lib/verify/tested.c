@@ -33,6 +33,13 @@ static mla_status read_table(mla_json **d, const mla_jv **list, const char *path
     return mla_fail(err, MLA_EFORMAT, "%s: expected a table " MLA_TESTED_SCHEMA " with a list \"combinations\"", path);
 }
 
+static bool listed(const mla_jv *list, const char *combination)
+{
+    for (const mla_jv *v = mla_jv_first(list); v; v = mla_jv_next(v))
+        if (mla_jv_str(v) && !strcmp(mla_jv_str(v), combination)) return true;
+    return false;
+}
+
 mla_status mla_tested_find(bool *found, const char *path, const char *combination, mla_err *err)
 {
     mla_json *d = NULL;
@@ -40,7 +47,7 @@ mla_status mla_tested_find(bool *found, const char *path, const char *combinatio
     *found = false;
     mla_status st = read_table(&d, &list, path, err);
     if (st != MLA_OK) return st;
-    for (const mla_jv *v = mla_jv_first(list); v; v = mla_jv_next(v)) *found = *found || (mla_jv_str(v) && !strcmp(mla_jv_str(v), combination));
+    *found = listed(list, combination);
     mla_json_free(d);
     return MLA_OK;
 }
@@ -49,12 +56,10 @@ mla_status mla_tested_record(const char *path, const char *combination, mla_err 
 {
     mla_json *old = NULL, *d;
     const mla_jv *list = NULL;
-    bool there = false;
-    mla_status st = mla_path_exists(path) ? mla_tested_find(&there, path, combination, err) : MLA_OK;
-    if (st != MLA_OK || there) return st;
-    if (mla_path_exists(path)) st = read_table(&old, &list, path, err);
-    if (st == MLA_OK) st = mla_json_new_object(&d, err);
-    if (st == MLA_OK) {
+    mla_status st = mla_path_exists(path) ? read_table(&old, &list, path, err) : MLA_OK;
+    bool there = st == MLA_OK && listed(list, combination);
+    if (st == MLA_OK && !there) st = mla_json_new_object(&d, err);
+    if (st == MLA_OK && !there) {
         mla_jv *out = NULL;
         bool ok = mla_jv_set_str(mla_json_root(d), "schema", MLA_TESTED_SCHEMA) && (out = mla_jv_set_arr(mla_json_root(d), "combinations")), put = false;
         for (const mla_jv *v = mla_jv_first(list); ok && v; v = mla_jv_next(v)) {
