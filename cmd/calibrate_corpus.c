@@ -7,35 +7,37 @@
 #include "model/model.h"
 #include "text/corpus.h"
 
-static mla_status describe(cli *c, const mla_corpus *t, mla_err *err)
+/* Tokens of the longest document. */
+static size_t longest(const mla_corpus *t)
 {
+    size_t most = 0, at = 0;
+    for (size_t i = 0; i < t->docs; at = t->doc_end[i++]) most = t->doc_end[i] - at > most ? t->doc_end[i] - at : most;
+    return most;
+}
+
+static void text(const void *what, mla_str *out)
+{
+    const mla_corpus *t = what;
     char hex[65], tok[65];
-    size_t longest = 0, at = 0;
     mla_hex(t->sha256, 32, hex);
     mla_hex(t->tokenizer_sha256, 32, tok);
-    for (size_t i = 0; i < t->docs; at = t->doc_end[i++]) longest = t->doc_end[i] - at > longest ? t->doc_end[i] - at : longest;
-    if (!c->json) {
-        mla_str s = MLA_STR_MAX(4096);
-        mla_str_printf(&s, "documents   %zu, the longest of %zu tokens\ntokens      %zu from %zu bytes\nsha256      %s (ids)\ntokenizer   %s\n", t->docs,
-                       longest, t->ids.n, t->bytes, hex, tok);
-        mla_status st = cli_print(&s, err);
-        mla_str_free(&s);
-        return st;
-    }
-    mla_json *d;
-    mla_status st = mla_json_new_object(&d, err);
-    if (st != MLA_OK) return st;
-    mla_jv *o = mla_json_root(d);
+    mla_str_printf(out, "documents   %zu, the longest of %zu tokens\ntokens      %zu from %zu bytes\nsha256      %s (ids)\ntokenizer   %s\n", t->docs, longest(t),
+                   t->ids.n, t->bytes, hex, tok);
+}
+
+static void json(const void *what, mla_jv *o)
+{
+    const mla_corpus *t = what;
+    char hex[65], tok[65];
+    mla_hex(t->sha256, 32, hex);
+    mla_hex(t->tokenizer_sha256, 32, tok);
     mla_jv_set_str(o, "schema", "mla-corpus/1");
     mla_jv_set_size(o, "documents", t->docs);
     mla_jv_set_size(o, "tokens", t->ids.n);
-    mla_jv_set_size(o, "longest", longest);
+    mla_jv_set_size(o, "longest", longest(t));
     mla_jv_set_size(o, "bytes", t->bytes);
     mla_jv_set_str(o, "ids_sha256", hex);
     mla_jv_set_str(o, "tokenizer_sha256", tok);
-    st = cli_print_json(o, err);
-    mla_json_free(d);
-    return st;
 }
 
 mla_status cmd_calibrate_corpus(cli *c, int argc, char **argv, mla_err *err)
@@ -57,7 +59,7 @@ mla_status cmd_calibrate_corpus(cli *c, int argc, char **argv, mla_err *err)
         mla_corpus_finish(&t);
         if (out) st = mla_corpus_write(&t, out, err);
     }
-    if (st == MLA_OK) st = describe(c, &t, err);
+    if (st == MLA_OK) st = cli_answer(c, text, json, &t, err);
     mla_corpus_free(&t);
     mla_tok_free(tok);
     mla_model_close(m);

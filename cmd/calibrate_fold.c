@@ -2,29 +2,22 @@
 #include "calibrate.h"
 #include "calibrate/fold.h"
 
-static mla_status answer(cli *c, const mla_fold_sum *s, mla_err *err)
+static void text(const void *what, mla_str *out)
 {
-    if (!c->json) {
-        mla_str t = MLA_STR_MAX(4096);
-        mla_str_printf(&t, "folded       %zu layers, %zu tensors in %zu weight files rewritten\nrounded      %zu values, by at most %.3g of their own size\n", s->layers,
-                       s->tensors, s->rewritten, s->rounded, s->worst);
-        mla_status st = cli_print(&t, err);
-        mla_str_free(&t);
-        return st;
-    }
-    mla_json *d;
-    mla_status st = mla_json_new_object(&d, err);
-    if (st != MLA_OK) return st;
-    mla_jv *o = mla_json_root(d);
+    const mla_fold_sum *s = what;
+    mla_str_printf(out, "folded       %zu layers, %zu tensors in %zu weight files rewritten\nrounded      %zu values, by at most %.3g of their own size\n", s->layers,
+                   s->tensors, s->rewritten, s->rounded, s->worst);
+}
+
+static void json(const void *what, mla_jv *o)
+{
+    const mla_fold_sum *s = what;
     mla_jv_set_str(o, "schema", "mla-fold/1");
     mla_jv_set_size(o, "layers", s->layers);
     mla_jv_set_size(o, "tensors", s->tensors);
     mla_jv_set_size(o, "weight_files_rewritten", s->rewritten);
     mla_jv_set_size(o, "values_rounded", s->rounded);
     mla_jv_set_f64(o, "largest_relative_change", s->worst);
-    st = cli_print_json(o, err);
-    mla_json_free(d);
-    return st;
 }
 
 mla_status cmd_calibrate_fold(cli *c, int argc, char **argv, mla_err *err)
@@ -40,7 +33,7 @@ mla_status cmd_calibrate_fold(cli *c, int argc, char **argv, mla_err *err)
     mla_status st = mla_model_open(&m, c->arg[0], err);
     if (st != MLA_OK) return st;
     st = mla_fold(m, c->arg[1], &c->log, &sum, err);
-    if (st == MLA_OK) st = answer(c, &sum, err);
+    if (st == MLA_OK) st = cli_answer(c, text, json, &sum, err);
     mla_model_close(m);
     return st;
 }

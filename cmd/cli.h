@@ -101,6 +101,10 @@ MLA_CHECKED mla_status cli_backend_open(const cli *c, mla_backend **out, mla_err
 /* Writing the answer to stdout; a full disk or a closed pipe is MLA_EIO. */
 MLA_CHECKED mla_status cli_print(const mla_str *text, mla_err *err);
 MLA_CHECKED mla_status cli_print_json(const mla_jv *v, mla_err *err);
+/* `what` as people read it, or as one JSON object where --json was given: one of the two functions is called. */
+typedef void (*cli_text_fn)(const void *what, mla_str *out);
+typedef void (*cli_json_fn)(const void *what, mla_jv *doc);
+MLA_CHECKED mla_status cli_answer(const cli *c, cli_text_fn text, cli_json_fn json, const void *what, mla_err *err);
 
 /* The path of a file that comes with the toolkit ("calib/evaluation.jsonl"): looked for in $MLA_DATA, beside the
  * build folder that holds the program, and in <prefix>/share/mla-toolkit. MLA_EIO naming the places when absent.

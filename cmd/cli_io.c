@@ -42,6 +42,23 @@ mla_status cli_print_json(const mla_jv *v, mla_err *err)
     return st;
 }
 
+mla_status cli_answer(const cli *c, cli_text_fn text, cli_json_fn json, const void *what, mla_err *err)
+{
+    if (!c->json) {
+        mla_str s = MLA_STR_MAX((size_t)1 << 20);
+        text(what, &s);
+        mla_status st = cli_print(&s, err);
+        mla_str_free(&s);
+        return st;
+    }
+    mla_json *d;
+    if (mla_json_new_object(&d, err) != MLA_OK) return err->status;
+    json(what, mla_json_root(d));
+    mla_status st = cli_print_json(mla_json_root(d), err);
+    mla_json_free(d);
+    return st;
+}
+
 /* dir + rest + name when that file exists, else NULL. */
 static char *try_path(const char *dir, const char *rest, const char *name)
 {

@@ -1,6 +1,7 @@
 /* Options and set-up that the subcommands of mla-retrofit share. */
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,36 +170,36 @@ void retrofit_end(retrofit_run *r)
     r->default_corpus = r->default_held_out = NULL;
 }
 
+typedef struct {
+    const mla_build_result *res;
+    const char *what;
+    char hex[65]; /* root digest */
+} built;
+
+static void built_text(const void *what, mla_str *out)
+{
+    const built *b = what;
+    if (b->res->shared.layers) mla_shared_fit_table(&b->res->shared, out);
+    else mla_factorization_table(&b->res->f, out);
+    mla_str_printf(out, "%s, root digest sha256:%s\n", b->what, b->hex);
+}
+
+static void built_json(const void *what, mla_jv *o)
+{
+    const built *b = what;
+    char root[80];
+    snprintf(root, sizeof root, "sha256:%s", b->hex);
+    mla_jv_set_str(o, "schema", "mla-build/1");
+    mla_jv_set_str(o, "root_digest", root);
+    mla_recipe_to_json(&b->res->recipe, mla_jv_set_obj(o, "recipe"));
+    if (b->res->shared.layers) mla_shared_fit_to_json(&b->res->shared, mla_jv_set_arr(o, "layers"));
+    else mla_factorization_to_json(&b->res->f, mla_jv_set_arr(o, "layers"));
+}
+
 mla_status retrofit_answer(cli *c, const mla_build_result *res, const char *what, const char *report, mla_err *err)
 {
-    if (report) {
-        mla_status st = mla_report_write(report, &res->f, &res->recipe, err);
-        if (st != MLA_OK) return st;
-    }
-    char hex[65];
-    mla_hex(res->root, 32, hex);
-    if (c->json) {
-        mla_json *d;
-        mla_status st = mla_json_new_object(&d, err);
-        if (st != MLA_OK) return st;
-        mla_jv *o = mla_json_root(d);
-        mla_jv_set_str(o, "schema", "mla-build/1");
-        mla_str root = MLA_STR_MAX(128);
-        mla_str_printf(&root, "sha256:%s", hex);
-        mla_jv_set_str(o, "root_digest", mla_str_c(&root));
-        mla_str_free(&root);
-        mla_recipe_to_json(&res->recipe, mla_jv_set_obj(o, "recipe"));
-        if (res->shared.layers) mla_shared_fit_to_json(&res->shared, mla_jv_set_arr(o, "layers"));
-        else mla_factorization_to_json(&res->f, mla_jv_set_arr(o, "layers"));
-        st = cli_print_json(o, err);
-        mla_json_free(d);
-        return st;
-    }
-    mla_str s = MLA_STR_MAX(1 << 20);
-    if (res->shared.layers) mla_shared_fit_table(&res->shared, &s);
-    else mla_factorization_table(&res->f, &s);
-    mla_str_printf(&s, "%s, root digest sha256:%s\n", what, hex);
-    mla_status st = cli_print(&s, err);
-    mla_str_free(&s);
-    return st;
+    built b = {.res = res, .what = what};
+    if (report && mla_report_write(report, &res->f, &res->recipe, err) != MLA_OK) return err->status;
+    mla_hex(res->root, 32, b.hex);
+    return cli_answer(c, built_text, built_json, &b, err);
 }

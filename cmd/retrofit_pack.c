@@ -5,45 +5,44 @@
 #include "retrofit.h"
 #include "retrofit/unpack.h"
 
-static mla_status answer(cli *c, const mla_bundle_sum *s, const unsigned char root[32], mla_err *err)
+typedef struct {
+    mla_bundle_sum sum;
+    unsigned char root[32];
+} packed;
+
+static void text(const void *what, mla_str *out)
 {
+    const packed *p = what;
+    const mla_bundle_sum *s = &p->sum;
     char hex[65], a[32], b[32];
-    mla_hex(root, 32, hex);
-    if (!c->json) {
-        mla_str t = MLA_STR_MAX(4096);
-        mla_str_printf(&t, "files        %zu\nbytes        %s\npacked       %s, %.4f to 1\n", s->files, mla_bytes_text(a, sizeof a, (double)s->bytes),
-                       mla_bytes_text(b, sizeof b, (double)s->stored), (double)s->bytes / (double)s->stored);
-        if (s->float_bytes)
-            mla_str_printf(&t, "16-bit part  %s, %.4f to 1\n", mla_bytes_text(a, sizeof a, (double)s->float_bytes),
-                           (double)s->float_bytes / (double)s->float_stored);
-        mla_str_printf(&t, "root digest  sha256:%s\n", hex);
-        mla_status st = cli_print(&t, err);
-        mla_str_free(&t);
-        return st;
-    }
-    mla_json *d;
-    mla_status st = mla_json_new_object(&d, err);
-    if (st != MLA_OK) return st;
-    mla_jv *o = mla_json_root(d);
+    mla_hex(p->root, 32, hex);
+    mla_str_printf(out, "files        %zu\nbytes        %s\npacked       %s, %.4f to 1\n", s->files, mla_bytes_text(a, sizeof a, (double)s->bytes),
+                   mla_bytes_text(b, sizeof b, (double)s->stored), (double)s->bytes / (double)s->stored);
+    if (s->float_bytes)
+        mla_str_printf(out, "16-bit part  %s, %.4f to 1\n", mla_bytes_text(a, sizeof a, (double)s->float_bytes), (double)s->float_bytes / (double)s->float_stored);
+    mla_str_printf(out, "root digest  sha256:%s\n", hex);
+}
+
+static void json(const void *what, mla_jv *o)
+{
+    const packed *p = what;
+    char hex[65];
+    mla_hex(p->root, 32, hex);
     mla_jv_set_str(o, "schema", "mla-bundle-report/1");
-    mla_jv_set_size(o, "files", s->files);
-    mla_jv_set_size(o, "bytes", s->bytes);
-    mla_jv_set_size(o, "stored", s->stored);
-    mla_jv_set_size(o, "float_bytes", s->float_bytes);
-    mla_jv_set_size(o, "float_stored", s->float_stored);
+    mla_jv_set_size(o, "files", p->sum.files);
+    mla_jv_set_size(o, "bytes", p->sum.bytes);
+    mla_jv_set_size(o, "stored", p->sum.stored);
+    mla_jv_set_size(o, "float_bytes", p->sum.float_bytes);
+    mla_jv_set_size(o, "float_stored", p->sum.float_stored);
     mla_jv_set_str(o, "root_sha256", hex);
-    st = cli_print_json(o, err);
-    mla_json_free(d);
-    return st;
 }
 
 static mla_status report(cli *c, const mla_bundle *b, mla_err *err)
 {
-    mla_bundle_sum sum;
-    unsigned char root[32];
-    mla_bundle_totals(b, &sum);
-    mla_status st = mla_manifest_root(mla_bundle_manifest(b), root, err);
-    return st == MLA_OK ? answer(c, &sum, root, err) : st;
+    packed p;
+    mla_bundle_totals(b, &p.sum);
+    mla_status st = mla_manifest_root(mla_bundle_manifest(b), p.root, err);
+    return st == MLA_OK ? cli_answer(c, text, json, &p, err) : st;
 }
 
 mla_status cmd_retrofit_pack(cli *c, int argc, char **argv, mla_err *err)

@@ -3,6 +3,34 @@
 #include "retrofit/compare.h"
 #include "retrofit/plan.h"
 
+static void compared_text(const void *what, mla_str *out)
+{
+    mla_compared_table(what, out);
+}
+
+static void compared_json(const void *what, mla_jv *o)
+{
+    mla_jv_set_str(o, "schema", "mla-layouts/1");
+    mla_compared_to_json(what, mla_jv_set_arr(o, "layouts"));
+}
+
+typedef struct {
+    mla_recipe recipe;
+    mla_plan plan;
+} planned;
+
+static void planned_text(const void *what, mla_str *out)
+{
+    const planned *p = what;
+    mla_plan_table(&p->plan, &p->recipe, out);
+}
+
+static void planned_json(const void *what, mla_jv *o)
+{
+    const planned *p = what;
+    mla_plan_to_json(&p->plan, &p->recipe, o);
+}
+
 /* --compare-layouts: this one does run the model. */
 static mla_status compare(cli *c, const retrofit_args *a, const char *stats, mla_err *err)
 {
@@ -14,21 +42,7 @@ static mla_status compare(cli *c, const retrofit_args *a, const char *stats, mla
     if (!(b->keep > 0) && !b->rank && !b->kv_bytes) b->keep = 0.5;
     r.o.stats = stats;
     st = mla_compare_layouts(rows, &r.o, err);
-    if (st == MLA_OK && c->json) {
-        mla_json *d;
-        st = mla_json_new_object(&d, err);
-        if (st == MLA_OK) {
-            mla_jv_set_str(mla_json_root(d), "schema", "mla-layouts/1");
-            mla_compared_to_json(rows, mla_jv_set_arr(mla_json_root(d), "layouts"));
-            st = cli_print_json(mla_json_root(d), err);
-            mla_json_free(d);
-        }
-    } else if (st == MLA_OK) {
-        mla_str s = MLA_STR_MAX(1 << 16);
-        mla_compared_table(rows, &s);
-        st = cli_print(&s, err);
-        mla_str_free(&s);
-    }
+    if (st == MLA_OK) st = cli_answer(c, compared_text, compared_json, rows, err);
     retrofit_end(&r);
     return st;
 }
@@ -59,28 +73,15 @@ mla_status cmd_retrofit_plan(cli *c, int argc, char **argv, mla_err *err)
         return done;
     }
     cli_list_free(&a.corpus);
-    mla_recipe r;
+    planned p;
+    mla_recipe *r = &p.recipe;
     mla_model *m = NULL;
-    mla_plan p;
-    mla_status st = retrofit_recipe(&r, &a, err);
-    if (st == MLA_OK && !(r.budget.keep > 0) && !r.budget.rank && !r.budget.kv_bytes) r.budget.keep = 0.5;
+    mla_status st = retrofit_recipe(r, &a, err);
+    if (st == MLA_OK && !(r->budget.keep > 0) && !r->budget.rank && !r->budget.kv_bytes) r->budget.keep = 0.5;
     if (st == MLA_OK) st = mla_model_open(&m, c->arg[0], err);
-    if (st == MLA_OK) st = mla_recipe_resolve(&r, mla_model_config(m), err);
-    if (st == MLA_OK) st = mla_plan_make(&p, m, &r, err);
-    if (st == MLA_OK && c->json) {
-        mla_json *d;
-        st = mla_json_new_object(&d, err);
-        if (st == MLA_OK) {
-            mla_plan_to_json(&p, &r, mla_json_root(d));
-            st = cli_print_json(mla_json_root(d), err);
-            mla_json_free(d);
-        }
-    } else if (st == MLA_OK) {
-        mla_str s = MLA_STR_MAX(1 << 16);
-        mla_plan_table(&p, &r, &s);
-        st = cli_print(&s, err);
-        mla_str_free(&s);
-    }
+    if (st == MLA_OK) st = mla_recipe_resolve(r, mla_model_config(m), err);
+    if (st == MLA_OK) st = mla_plan_make(&p.plan, m, r, err);
+    if (st == MLA_OK) st = cli_answer(c, planned_text, planned_json, &p, err);
     mla_model_close(m);
     return st;
 }

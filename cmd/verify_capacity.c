@@ -43,17 +43,6 @@ static mla_status read_gguf(facts *f, const char *path, mla_err *err)
     return st;
 }
 
-static bool has_weights(const char *dir)
-{
-    mla_names l = {0};
-    mla_err err = {0};
-    bool any = false;
-    if (mla_dir_list(&l, dir, &err) == MLA_OK)
-        for (size_t i = 0; i < l.n; i++) any = any || mla_ends_with(l.name[i], ".safetensors") || mla_ends_with(l.name[i], ".safetensors.index.json");
-    mla_names_free(&l);
-    return any;
-}
-
 static mla_status read_folder(facts *f, const char *dir, mla_err *err)
 {
     mla_ckpt *ck = NULL;
@@ -63,7 +52,7 @@ static mla_status read_folder(facts *f, const char *dir, mla_err *err)
         st = mla_config_from_json(&f->cfg, mla_json_root(f->json), err);
         if (st != MLA_OK) st = mla_wrap(err, "%s", path);
     }
-    if (st == MLA_OK && mla_path_is_dir(dir) && has_weights(dir)) st = mla_ckpt_open(&ck, dir, err);
+    if (st == MLA_OK && mla_path_is_dir(dir) && mla_ckpt_present(dir)) st = mla_ckpt_open(&ck, dir, err);
     for (size_t i = 0; st == MLA_OK && ck && i < mla_ckpt_count(ck); i++) f->stored += (double)mla_ckpt_at(ck, i)->nbytes;
     mla_ckpt_close(ck);
     mla_free(path);

@@ -334,3 +334,14 @@ mla_status mla_ckpt_need(const mla_ckpt *c, const char *name, const mla_tensor *
     if (c->indexed) return mla_fail(err, MLA_EFORMAT, "%s: not in the index of %s (%zu tensors in %zu shards)", name, c->dir, c->n, c->nshard);
     return mla_fail(err, MLA_EFORMAT, "%s: not in %s/%s (%zu tensors)", name, c->dir, c->shard[0].name, c->n);
 }
+
+bool mla_ckpt_present(const char *dir)
+{
+    mla_names l = {0};
+    mla_err err = {0};
+    bool any = false;
+    if (mla_dir_list(&l, dir, &err) == MLA_OK)
+        for (size_t i = 0; i < l.n; i++) any = any || mla_ends_with(l.name[i], ".safetensors") || mla_ends_with(l.name[i], ".safetensors.index.json");
+    mla_names_free(&l);
+    return any;
+}

@@ -5,6 +5,7 @@
  * listed shard that the index does not map. Files that no index entry names are reported through `stray`. */
 #ifndef MLA_IO_CKPT_H
 #define MLA_IO_CKPT_H
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -12,6 +13,8 @@
 #include "tensor/tensor.h"
 
 typedef struct mla_ckpt mla_ckpt;
+/* Whether the folder holds any .safetensors file or an index of such; false when it cannot be read. */
+bool mla_ckpt_present(const char *dir);
 /* dir: a folder, or the path of one .safetensors file. */
 MLA_CHECKED mla_status mla_ckpt_open(mla_ckpt **out, const char *dir, mla_err *err);
 void mla_ckpt_close(mla_ckpt *c); /* NULL is fine */

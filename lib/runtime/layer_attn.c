@@ -61,20 +61,7 @@ static mla_status rotate(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_m
         RT_TRY(rt_scratch(rt, to, b->rows, w, rot, err));
         RT_TRY(RT_OP(rt, copy, *rot, x, b->rows * w * 4, err));
     }
-    if (!l->dim.rot) return MLA_OK;
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_rope_args a = {.x = mla_at(*rot, p->row * w), .ldx = w, .T = p->n, .heads = heads, .head_stride = d,
-                           .rot = l->dim.rot, .cos = p->cos, .sin = p->sin};
-        RT_TRY(RT_OP(rt, rope, &a, err));
-    }
-    return MLA_OK;
-}
-
-static mla_status write_rows(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_piece *p, size_t width, mla_err *err)
-{
-    mla_kv_write_args a = {.to = to, .x = mla_at(x.p, p->row * x.ld), .ldx = x.ld, .T = p->n, .width = width, .pos0 = p->pos};
-    return RT_OP(rt, kv_write, &a, err);
+    return l->dim.rot ? rt_turn(rt, b, (rt_rows){*rot, w}, (rt_heads){heads, d, l->dim.rot}, err) : MLA_OK;
 }
 
 /* What a block caches: rotated keys and values, or latents and rotary keys (T, G2, kr; NULL when there are none). */
@@ -91,8 +78,8 @@ static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece
     bool gqa = l->kind == RT_GQA;
     mla_kv_view k = rt_view(rt, l, p->seq, 0, gqa ? m->d : m->r, l->scale.k);
     mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->kr, l->scale.v);
-    RT_TRY(write_rows(rt, k, c->first, p, c->w1, err));
-    if (c->w2) RT_TRY(write_rows(rt, v, c->second, p, c->w2, err));
+    RT_TRY(rt_write(rt, k, c->first, p, c->w1, err));
+    if (c->w2) RT_TRY(rt_write(rt, v, c->second, p, c->w2, err));
     if (m->divs) {
         mla_divisor_args d = {.to = rt_divisors(rt, l, p->seq), .x = mla_at(c->keys.p, p->row * c->keys.ld), .ldx = c->keys.ld, .T = p->n,
                               .heads = m->divs, .d = m->d, .pos0 = p->pos, .center = l->lat.center.p, .eps = rt->cfg->rms_eps};

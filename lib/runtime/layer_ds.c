@@ -24,26 +24,7 @@ static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, rt_row
         h = n;
     }
     RT_TRY(rt_linear(rt, &l->q, *q, h, b->rows, err));
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_rope_args a = {.x = mla_at(q->p, p->row * w + m->q_rot), .ldx = w, .T = p->n, .heads = m->H, .head_stride = m->d,
-                           .rot = m->rot, .cos = p->cos, .sin = p->sin};
-        RT_TRY(RT_OP(rt, rope, &a, err));
-    }
-    return MLA_OK;
-}
-
-static mla_status cache_piece(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows c, rt_rows kr, mla_err *err)
-{
-    const rt_dims *m = &l->dim;
-    mla_kv_write_args w = {.to = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .x = mla_at(c.p, p->row * c.ld), .ldx = c.ld, .T = p->n,
-                           .width = m->r, .pos0 = p->pos};
-    RT_TRY(RT_OP(rt, kv_write, &w, err));
-    w.to = rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v);
-    w.x = mla_at(kr.p, p->row * kr.ld);
-    w.ldx = kr.ld;
-    w.width = m->rot;
-    return RT_OP(rt, kv_write, &w, err);
+    return rt_turn(rt, b, (rt_rows){mla_at(q->p, m->q_rot), w}, (rt_heads){m->H, m->d, m->rot}, err);
 }
 
 mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
@@ -58,19 +39,15 @@ mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out,
     RT_TRY(rt_linear(rt, &l->ds_kv_a, kv, (rt_rows){h, D}, b->rows, err));
     RT_TRY(inner_norm(rt, &l->ds_kv_a_norm, c, kv, b->rows, m->r, err));
     kr = (rt_rows){mla_at(kv.p, m->r), w};
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_rope_args a = {.x = mla_at(kr.p, p->row * w), .ldx = w, .T = p->n, .heads = 1, .head_stride = m->rot, .rot = m->rot,
-                           .cos = p->cos, .sin = p->sin};
-        RT_TRY(RT_OP(rt, rope, &a, err));
-    }
+    RT_TRY(rt_turn(rt, b, kr, (rt_heads){1, m->rot, m->rot}, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, m->r, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, kr, m->rot, err));
     RT_TRY(rt_code(rt, l, c, (mla_kv_rows){.part = 0, .rows = b->rows, .width = m->r, .head = m->r}, err));
     RT_TRY(rt_code(rt, l, kr, (mla_kv_rows){.part = 1, .rows = b->rows, .width = m->rot, .head = m->rot}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        RT_TRY(cache_piece(rt, l, p, c, kr, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), c, p, m->r, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v), kr, p, m->rot, err));
         rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }

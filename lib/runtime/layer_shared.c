@@ -18,32 +18,6 @@ static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_me
     return rt_tap(rt, b, MLA_TAP_Q_NORM, l->index, *q, q->ld, err);
 }
 
-/* Turns `heads` keys of rot dims per row, dense, each by its token's position. */
-static mla_status turn(mla_rt *rt, const rt_layer *l, const rt_block *b, rt_rows x, size_t heads, mla_err *err)
-{
-    size_t rot = l->sh.rot;
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_rope_args a = {.x = mla_at(x.p, p->row * x.ld), .ldx = x.ld, .T = p->n, .heads = heads, .head_stride = rot, .rot = rot,
-                           .cos = p->cos, .sin = p->sin};
-        RT_TRY(RT_OP(rt, rope, &a, err));
-    }
-    return MLA_OK;
-}
-
-static mla_status write_piece(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_rows c, rt_rows z, mla_err *err)
-{
-    const rt_dims *m = &l->dim;
-    mla_kv_write_args w = {.to = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .x = mla_at(c.p, p->row * c.ld), .ldx = c.ld, .T = p->n,
-                           .width = m->r, .pos0 = p->pos};
-    RT_TRY(RT_OP(rt, kv_write, &w, err));
-    w.to = rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v);
-    w.x = mla_at(z.p, p->row * z.ld);
-    w.ldx = z.ld;
-    w.width = m->rot;
-    return RT_OP(rt, kv_write, &w, err);
-}
-
 mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
 {
     const rt_dims *m = &l->dim;
@@ -59,15 +33,16 @@ mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *
     RT_TRY(rt_linear(rt, &l->sh_key, z, x, T, err));
     rt_head_map f = {.w = l->sh_query, .y = q2, .x = q, .yh = m->rot, .xh = m->d, .G = m->H, .m = 1};
     RT_TRY(rt_per_head(rt, &f, T, err));
-    RT_TRY(turn(rt, l, b, z, l->sh.R, err));
-    RT_TRY(turn(rt, l, b, q2, m->H * l->sh.R, err));
+    RT_TRY(rt_turn(rt, b, z, (rt_heads){l->sh.R, l->sh.rot, l->sh.rot}, err));
+    RT_TRY(rt_turn(rt, b, q2, (rt_heads){m->H * l->sh.R, l->sh.rot, l->sh.rot}, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_LATENT, l->index, c, c.ld, err));
     RT_TRY(rt_tap(rt, b, MLA_TAP_K_ROPE, l->index, z, z.ld, err));
     RT_TRY(rt_code(rt, l, c, (mla_kv_rows){.part = 0, .rows = T, .width = c.ld, .head = c.ld}, err));
     RT_TRY(rt_code(rt, l, z, (mla_kv_rows){.part = 1, .rows = T, .width = z.ld, .head = z.ld}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        RT_TRY(write_piece(rt, l, p, c, z, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), c, p, m->r, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v), z, p, m->rot, err));
         rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}, .q2 = {mla_at(q2.p, p->row * q2.ld), q2.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }

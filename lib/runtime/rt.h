@@ -218,6 +218,14 @@ mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_
 /* View of layer l's divisors: the last `divs` elements of a row, f32 in f32 caches, f16 in bf16 ones, log2 codes in FP8. */
 mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
 
+/* piece.c. Turns `n` heads of every row of x, `stride` elements apart, in their first `rot` dims, each by its token's position. */
+typedef struct {
+    size_t n, stride, rot;
+} rt_heads;
+MLA_CHECKED mla_status rt_turn(mla_rt *rt, const rt_block *b, rt_rows x, rt_heads h, mla_err *err);
+/* Writes piece p's rows of x, `width` values each, into its sequence's cache. */
+MLA_CHECKED mla_status rt_write(mla_rt *rt, mla_kv_view to, rt_rows x, const rt_piece *p, size_t width, mla_err *err);
+
 /* codec.c: x (r.rows, r.width), about to be cached, through the codec when there is one; r.layer and r.x are set here. */
 MLA_CHECKED mla_status rt_code(mla_rt *rt, const rt_layer *l, rt_rows x, mla_kv_rows r, mla_err *err);
 

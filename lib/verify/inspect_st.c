@@ -136,17 +136,6 @@ static mla_status list_other_files(mla_jv *doc, const char *dir, const mla_ckpt 
     return st;
 }
 
-static bool has_safetensors(const char *dir)
-{
-    mla_names l = {0};
-    mla_err err = {0};
-    bool any = false;
-    if (mla_dir_list(&l, dir, &err) == MLA_OK)
-        for (size_t i = 0; i < l.n; i++) any = any || mla_ends_with(l.name[i], ".safetensors") || mla_ends_with(l.name[i], ".safetensors.index.json");
-    mla_names_free(&l);
-    return any;
-}
-
 mla_status mla_inspect_folder(mla_jv *doc, const char *dir, mla_err *err)
 {
     mla_ckpt *ck = NULL;
@@ -154,7 +143,7 @@ mla_status mla_inspect_folder(mla_jv *doc, const char *dir, mla_err *err)
     bool known = false;
     mla_inspect_set_kind(doc, "checkpoint");
     mla_status st = read_config(doc, dir, &c, &known, err);
-    bool weights = st != MLA_OK || !known || has_safetensors(dir);
+    bool weights = st != MLA_OK || !known || mla_ckpt_present(dir);
     if (!weights) {
         mla_inspect_set_kind(doc, "config");
         mla_inspect_note(doc, "no safetensors file: a configuration without weights");
