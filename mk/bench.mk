@@ -1,14 +1,6 @@
 # Benchmarks: programs that print ratios against ceilings measured in the same process.
-.PHONY: bench-backend
-$(BUILD)/bench/bench_backend: tests/bench/bench_backend.c $(call objs_upto,backend)
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -o $@ $(filter %.c %.o,$^) $(LDLIBS_ALL)
-
-bench-backend: $(BUILD)/bench/bench_backend
-	@$<
-
 # make bench: the whole table of ratios. Every anchor runs in the same minutes; tests/bench/bench.sh says how.
-BENCH_PROGS := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(filter-out tests/bench/bench_backend.c,$(wildcard tests/bench/bench_*.c)))
+BENCH_PROGS := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/bench_*.c))
 $(BENCH_PROGS): $(BUILD)/bench/%: tests/bench/%.c tests/bench/lab.c tests/bench/lab.h $(BUILD)/libmla.a
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests/bench -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
@@ -16,6 +8,10 @@ $(BENCH_PROGS): $(BUILD)/bench/%: tests/bench/%.c tests/bench/lab.c tests/bench/
 $(BUILD)/bench/child: tests/bench/child.c
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $<
+
+.PHONY: bench-backend
+bench-backend: $(BUILD)/bench/bench_backend
+	@$<
 
 .PHONY: bench
 bench: deps

@@ -1,12 +1,10 @@
 /* CPU backend against ceilings measured in the same process: a read-only sweep, and register-only loops of fused
  * multiply-adds in f32 and of bf16 pair products. Rounds alternate ceiling and operation; medians are printed.
- * Usage: bench_backend [threads [isa [wall|cpu [name]]]]; "cpu" counts this process's CPU time instead of wall time,
- * for one thread on a machine that others use, too; name: only rows that contain it. Inputs are random normals: zeros would flatter. */
+ * Usage: bench_backend [threads [isa [name]]]; name: only rows that contain it. Inputs are random normals: zeros would flatter. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -16,6 +14,7 @@
 #include "base/log.h"
 #include "base/par.h"
 #include "base/rng.h"
+#include "lab.h"
 
 #define ROUNDS 7
 
@@ -27,23 +26,7 @@ typedef struct {
     double seconds[2][ROUNDS];
 } bench;
 
-static void must(mla_status st, const mla_err *err)
-{
-    if (st == MLA_OK) return;
-    fprintf(stderr, "bench_backend: %s\n", err->msg);
-    exit(3);
-}
-
-static bool cpu_time;        /* set once by main */
-static const char *only = ""; /* the same */
-
-static double now(void)
-{
-    struct timespec t;
-    if (!cpu_time) return mla_now();
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+static const char *only = ""; /* set once by main */
 
 static int by_value(const void *a, const void *b)
 {
@@ -68,39 +51,6 @@ static double spread(const double *s)
 }
 
 /* --- ceilings ------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const char *data;
-    size_t bytes;
-    double sink[64];
-} sweep;
-
-typedef uint64_t u64x2 __attribute__((vector_size(16), aligned(16)));
-
-/* 256 bytes at a time, 4 KiB ahead into L1: the fastest of the variants tried on this kind of core. */
-static void sweep_piece(void *ctx, size_t begin, size_t end, size_t worker)
-{
-    sweep *s = ctx;
-    u64x2 a[4] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
-    for (size_t i = begin; i + 256 <= end; i += 256) {
-        const u64x2 *p = (const u64x2 *)(const void *)(s->data + i);
-        for (size_t j = 0; j < 4; j++) __builtin_prefetch(s->data + i + 4096 + 64 * j);
-        for (size_t j = 0; j < 16; j += 4) a[0] ^= p[j], a[1] ^= p[j + 1], a[2] ^= p[j + 2], a[3] ^= p[j + 3];
-    }
-    a[0] ^= a[1] ^ a[2] ^ a[3];
-    s->sink[worker % 64] += (double)((a[0][0] ^ a[0][1]) & 1);
-}
-
-/* Seconds to read `bytes` once. */
-static double read_sweep(bench *b, const char *data, size_t bytes)
-{
-    static sweep s;
-    s.data = data;
-    s.bytes = bytes;
-    double t = now();
-    mla_par_for(b->pool, bytes, (size_t)1 << 20, sweep_piece, &s);
-    return now() - t;
-}
 
 #define PEAK_STEPS 400000 /* of 24 independent chains */
 #if defined(__x86_64__)
@@ -153,9 +103,9 @@ static double peak(bench *b, bool bf16)
     float sink[1024];
     mla_par_fn fn = b->isa == MLA_ISA_AVX2 ? peak_f32_256 : bf16 && b->isa == MLA_ISA_AVX512BF16 ? peak_bf16_512 : peak_f32_512;
     if (b->isa == MLA_ISA_REF) return 0;
-    double lanes = b->isa == MLA_ISA_AVX2 ? 8 : fn == peak_bf16_512 ? 32 : 16, t = now();
+    double lanes = b->isa == MLA_ISA_AVX2 ? 8 : fn == peak_bf16_512 ? 32 : 16, t = lab_now();
     mla_par_for(b->pool, b->threads, 1, fn, sink);
-    return 2 * lanes * 24 * PEAK_STEPS * (double)b->threads / (now() - t);
+    return 2 * lanes * 24 * PEAK_STEPS * (double)b->threads / (lab_now() - t);
 #else
     (void)b, (void)bf16;
     return 0;
@@ -180,11 +130,11 @@ static mla_mem *device(bench *b, const float *x, size_t n)
 {
     mla_err err = {0};
     mla_mem *p = NULL;
-    must(b->be->ops->alloc(b->be, &p, n * sizeof *x, &err), &err);
+    lab_must(b->be->ops->alloc(b->be, &p, n * sizeof *x, &err), &err);
     if (x)
-        must(b->be->ops->upload(b->be, p, x, n * sizeof *x, &err), &err);
+        lab_must(b->be->ops->upload(b->be, p, x, n * sizeof *x, &err), &err);
     else
-        must(b->be->ops->zero(b->be, p, n * sizeof *x, &err), &err);
+        lab_must(b->be->ops->zero(b->be, p, n * sizeof *x, &err), &err);
     return p;
 }
 
@@ -208,18 +158,18 @@ static void bench_linear(bench *b, mla_precision p, size_t T, size_t in, size_t 
     char name[80];
     snprintf(name, sizeof name, "%s %s T=%zu (%zu, %zu)", T <= 4 ? "GEMV" : "GEMM", p == MLA_PREC_BF16 ? "bf16" : "f32", T, out, in);
     if (!strstr(name, only)) return;
-    must(b->be->ops->weight_new(b->be, &w, &(mla_weight_desc){.out = out, .in = in, .precision = p, .rows = random_rows, .ctx = &in}, &err), &err);
+    lab_must(b->be->ops->weight_new(b->be, &w, &(mla_weight_desc){.out = out, .in = in, .precision = p, .rows = random_rows, .ctx = &in}, &err), &err);
     float *hx = normals(T * in, 1);
     mla_mem *x = device(b, hx, T * in), *y = device(b, NULL, T * out);
     size_t bytes = b->be->ops->weight_bytes(w), n = bytes < (size_t)256 << 20 ? (size_t)256 << 20 : bytes;
     char *area = T <= 4 ? (char *)device(b, NULL, n / 4) : NULL; /* the same kind of pages as the weight */
     double ceiling[ROUNDS], own[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
-        b->seconds[1][r] = area ? read_sweep(b, area, n) : 1 / peak(b, p == MLA_PREC_BF16);
+        b->seconds[1][r] = area ? lab_sweep(b->pool, area, n) : 1 / peak(b, p == MLA_PREC_BF16);
         ceiling[r] = area ? (double)n / b->seconds[1][r] : 1 / b->seconds[1][r];
-        double t = now();
-        must(b->be->ops->linear(b->be, w, &(mla_linear_args){.y = y, .ldy = out, .x = x, .ldx = in, .T = T}, &err), &err);
-        b->seconds[0][r] = now() - t;
+        double t = lab_now();
+        lab_must(b->be->ops->linear(b->be, w, &(mla_linear_args){.y = y, .ldy = out, .x = x, .ldx = in, .T = T}, &err), &err);
+        b->seconds[0][r] = lab_now() - t;
         own[r] = (area ? (double)bytes : 2.0 * (double)T * (double)in * (double)out) / b->seconds[0][r];
     }
     report(b, name, median(own) / median(ceiling), median(own) / 1e9, area ? "GB/s" : "GFLOP/s");
@@ -248,7 +198,7 @@ static void bench_attention(bench *b, const attn_shape *s)
     mla_mem *x = device(b, hx, s->S * row), *q = device(b, hq, s->T * s->H * (s->dk + s->dk2)), *o = device(b, NULL, s->T * s->H * s->dv);
     mla_mem *kv = device(b, NULL, s->S * row * es / 4 + 1);
     mla_kv_view v = {.data = kv, .row_elems = row, .dtype = s->dtype, .scale = 1};
-    must(b->be->ops->kv_write(b->be, &(mla_kv_write_args){.to = v, .x = x, .ldx = row, .T = s->S, .width = row}, &err), &err);
+    lab_must(b->be->ops->kv_write(b->be, &(mla_kv_write_args){.to = v, .x = x, .ldx = row, .T = s->S, .width = row}, &err), &err);
     mla_attn_args a = {.o = o, .ldo = s->H * s->dv, .q = q, .ldq = s->H * (s->dk + s->dk2), .qh_stride = s->dk, .k = v, .k2 = v, .v = v,
                        .q2 = s->dk2 ? mla_at(q, s->H * s->dk) : NULL, .ldq2 = s->H * (s->dk + s->dk2), .q2h_stride = s->dk2,
                        .kh = s->kh, .k2h = s->k2h, .vh = s->vh, .T = s->T, .H = s->H, .dk = s->dk, .dk2 = s->dk2, .dv = s->dv,
@@ -259,9 +209,9 @@ static void bench_attention(bench *b, const attn_shape *s)
     for (int r = 0; r < ROUNDS; r++) {
         ceiling[r] = peak(b, s->bf16);
         b->seconds[1][r] = 1 / ceiling[r];
-        double t = now();
-        must(b->be->ops->attention(b->be, &a, &err), &err);
-        b->seconds[0][r] = now() - t;
+        double t = lab_now();
+        lab_must(b->be->ops->attention(b->be, &a, &err), &err);
+        b->seconds[0][r] = lab_now() - t;
         own[r] = 2 * keys * (double)s->H * (double)(s->dk + s->dk2 + s->dv) / b->seconds[0][r];
     }
     report(b, s->what, median(own) / median(ceiling), median(own) / 1e9, "GFLOP/s");
@@ -285,9 +235,9 @@ static void bench_gdn(bench *b, size_t T, size_t chunk)
     for (int r = 0; r < ROUNDS; r++) {
         ceiling[r] = peak(b, false);
         b->seconds[1][r] = 1 / ceiling[r];
-        double t = now();
-        must(b->be->ops->gdn(b->be, &a, &err), &err);
-        b->seconds[0][r] = now() - t;
+        double t = lab_now();
+        lab_must(b->be->ops->gdn(b->be, &a, &err), &err);
+        b->seconds[0][r] = lab_now() - t;
         own[r] = 6.0 * (double)(T * nv * d * d) / b->seconds[0][r];
     }
     report(b, name, median(own) / median(ceiling), median(b->seconds[0]) * 1e6 / (double)T, "us/token");
@@ -308,9 +258,9 @@ static void bench_gram(bench *b, size_t T, size_t n)
     for (int r = 0; r < ROUNDS; r++) {
         ceiling[r] = peak(b, false) / 2; /* half as many lanes in fp64 */
         b->seconds[1][r] = 1 / ceiling[r];
-        double t = now();
-        must(b->be->ops->gram(b->be, &(mla_gram_args){.acc = acc, .x = x, .ldx = n, .T = T, .n = n}, &err), &err);
-        b->seconds[0][r] = now() - t;
+        double t = lab_now();
+        lab_must(b->be->ops->gram(b->be, &(mla_gram_args){.acc = acc, .x = x, .ldx = n, .T = T, .n = n}, &err), &err);
+        b->seconds[0][r] = lab_now() - t;
         own[r] = (double)T * (double)n * (double)(n + 1) / b->seconds[0][r];
     }
     report(b, name, median(own) / median(ceiling), median(own) / 1e9, "GFLOP/s");
@@ -349,15 +299,14 @@ int main(int argc, char **argv)
     char cpu[128];
     size_t threads = argc > 1 ? strtoul(argv[1], NULL, 10) : 0;
     if (argc > 2 && !mla_isa_parse(argv[2], &b.isa)) return 2;
-    must(mla_backend_open(&b.be, &(mla_backend_opts){.threads = threads, .isa = b.isa}, &err), &err);
-    cpu_time = argc > 3 && !strcmp(argv[3], "cpu");
-    if (argc > 4) only = argv[4];
+    lab_must(mla_backend_open(&b.be, &(mla_backend_opts){.threads = threads, .isa = b.isa}, &err), &err);
+    if (argc > 3) only = argv[3];
     if (b.isa == MLA_ISA_AUTO) (void)mla_isa_parse(mla_isa_name(), &b.isa);
-    must(mla_pool_new(&b.pool, threads, &err), &err);
+    lab_must(mla_pool_new(&b.pool, threads, &err), &err);
     b.threads = mla_pool_threads(b.pool);
     cpu_name(cpu, sizeof cpu);
     printf("%s; %s\n", cpu, b.be->ops->describe(b.be));
-    printf("  R: operation / ceiling of the same run, medians of %d alternating rounds, %s time\n", ROUNDS, cpu_time ? "CPU" : "wall");
+    printf("  R: operation / ceiling of the same run, medians of %d alternating rounds\n", ROUNDS);
     bench_linear(&b, MLA_PREC_BF16, 1, 5120, 17408);
     bench_linear(&b, MLA_PREC_BF16, 4, 5120, 17408);
     bench_linear(&b, MLA_PREC_F32, 1, 5120, 12288);
