@@ -16,7 +16,7 @@ $(BUILD)/failing/sweep: tests/failing/sweep.c $(BUILD)/libmla.a
 check-failing: all $(FAILING_BIN)
 	@OPENBLAS_NUM_THREADS=1 $(BUILD)/failing/sweep $(BUILD)/failing tests/fixtures/mini $(or $(STRIDE),1) $(SWEEP)
 check-kill: all
-	@KILLS=$(or $(KILLS),200) tests/e2e/kill.sh
+	@n=$${JOBS:-$$(nproc)}; seq 0 $$((n - 1)) | KILLS=$(or $(KILLS),200) PARTS=$$n xargs -P $$n -I '{}' env PART='{}' tests/e2e/kill.sh
 # The same sample as in `make check` under the sanitizers: no leak on any way out.
 failing-asan:
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' STRIDE=$(or $(STRIDE),101) check-failing

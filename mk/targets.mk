@@ -14,8 +14,12 @@ deps:
 layers:
 	@scripts/check-layers.sh
 
+# The longest first: what begins last should end soon.
+LONG := $(BUILD)/tests/test_calibrate tests/e2e/anchors.sh tests/e2e/faults.sh tests/e2e/gate.sh $(BUILD)/tests/test_runtime $(BUILD)/tests/test_verify
+long_first = $(filter $(LONG),$(1)) $(filter-out $(LONG),$(1))
+
 unit: $(TEST_BIN)
-	@scripts/run-tests.sh $(TEST_BIN)
+	@scripts/run-tests.sh $(call long_first,$(TEST_BIN))
 
 check: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) all check-now
@@ -31,7 +35,7 @@ $(BUILD)/tests/tools/write_gguf: TOOL_LIBS = $(CHECK_LIBS)
 
 .PHONY: check-now
 check-now: layers $(TEST_BIN) $(TEST_TOOLS) all $(FAULT_BIN) $(FAILING_BIN)
-	@scripts/run-tests.sh $(TEST_BIN) $(wildcard tests/e2e/*.sh)
+	@scripts/run-tests.sh $(call long_first,$(TEST_BIN) $(wildcard tests/e2e/*.sh))
 
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 asan:

@@ -1,12 +1,13 @@
 #!/bin/sh
 # mla-retrofit build killed at KILLS (20) moments spread over the whole of it: no output appears before it is whole, and the
-# run after the kill, continuing from what is left, ends with the same root digest. `make check-kill`: 200.
+# run after the kill, continuing from what is left, ends with the same root digest. `make check-kill`: 200, a part of them
+# (PART of PARTS) in each of several runs of this script.
 set -u
 # shellcheck source=tests/e2e/lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
-BASE=$ROOT/tests/fixtures/tiny-hybrid
+BASE=${BASE:-$ROOT/tests/fixtures/tiny-hybrid}
 RF=$BIN/mla-retrofit
-KILLS=${KILLS:-20}
+KILLS=${KILLS:-20} PART=${PART:-0} PARTS=${PARTS:-1}
 
 build() { # OUT, options; the program itself when run in the background, so that the kill reaches it
     out=$1
@@ -22,7 +23,7 @@ span=$(($(date +%s%N) - start))
 : >"$TMP/out" && : >"$TMP/err"
 rc_is 0 'a build that is not killed'
 want=$(digest "$TMP/a")
-i=0 whole=0 continued=0
+i=$PART n=0 whole=0 continued=0
 while [ $i -lt "$KILLS" ]; do
     build "$TMP/k" --quiet >/dev/null 2>&1 &
     pid=$!
@@ -39,8 +40,8 @@ while [ $i -lt "$KILLS" ]; do
     fi
     if [ "$(digest "$TMP/k")" = "$want" ]; then pass; else fail "root digest after kill $i: expected $want, found $(digest "$TMP/k")"; fi
     rm -rf "$TMP/k" "$TMP/k.partial"
-    i=$((i + 1))
+    i=$((i + PARTS)) n=$((n + 1))
 done
 if [ $continued -gt 0 ]; then pass; else fail "no kill came while a build was under way"; fi
-echo "kill: $KILLS kills, $continued runs continued, $whole had ended"
+echo "kill: $n kills, $continued runs continued, $whole had ended"
 finish kill

@@ -2,15 +2,16 @@
  *
  *   sweep PROGS MODEL STRIDE [CASE [CALL]]    STRIDE n: every nth call only; "failing: N passed, N failed"
  *
- * MODEL is a folder with a model, its tokenizer, text.jsonl and prompts.jsonl of a size for milliseconds. After each run: the
- * program ended by itself; with exit 0 the output is the same as without a failure ("swap": of the source before or after it
- * was replaced); with exit 3 there is one line on stderr
- * and the output is absent, as it was before, or whole; nothing temporary lies beside it. */
+ * JOBS (one a core) processes share the calls, each in a folder of its own. MODEL is a folder with a model, its tokenizer,
+ * text.jsonl and prompts.jsonl of a size for milliseconds. After each run: the program ended by itself; with exit 0 the output
+ * is the same as without a failure ("swap": of the source before or after it was replaced); with exit 3 there is one line on
+ * stderr and the output is absent, as it was before, or whole; nothing temporary lies beside it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,9 +45,17 @@ static const struct {
     {"link", EIO, NULL},             {"mkdir", ENOSPC, "No space left"}, {"swap", 0, NULL},
 };
 
+#define CASE_N (sizeof CASES / sizeof *CASES)
+#define FAULT_N (sizeof FAULTS / sizeof *FAULTS)
+
+typedef struct {
+    size_t runs[CASE_N][FAULT_N], refused[CASE_N][FAULT_N], failed; /* runs in which the call came to fail */
+    bool done[CASE_N][FAULT_N];
+} tally;
+
 static const char *progs, *model;
 static char work[64];
-static size_t passed, failed;
+static tally *sum; /* of this process */
 
 static const char *in(const char *name) /* ring of 32: a path in the work folder */
 {
@@ -203,12 +212,14 @@ static const char *judge(const kase *c, size_t f, int rc, const char *text, char
     return strcmp(now, before) && strcmp(now, want[0]) ? "the output is neither absent nor whole" : NULL;
 }
 
-static void sweep(const kase *c, size_t f, long stride, char want[2][65])
+/* Calls first, first + stride, ... of one kind. */
+static void sweep(size_t kind, size_t f, long first, long stride, char want[2][65])
 {
+    const kase *c = &CASES[kind];
     char fault[64], text[4096], now[65];
     bool reached = true, ignored;
-    size_t n = 0, refused = 0;
-    for (long k = stride > 1 ? (long)(f * 7) % stride : 0; reached; k += stride) {
+    size_t n = 0;
+    for (long k = first; reached; k += stride) {
         clear(c);
         (void)snprintf(fault, sizeof fault, "%s:%d:%ld", FAULTS[f].call, FAULTS[f].error, k);
         int rc = run(c, fault, text, sizeof text, &reached);
@@ -223,49 +234,91 @@ static void sweep(const kase *c, size_t f, long stride, char want[2][65])
             if (wrong) (void)snprintf(text, sizeof text, "%.4000s", again);
         }
         n++;
-        refused += rc == 3;
+        sum->runs[kind][f] += reached;
+        sum->refused[kind][f] += rc == 3;
         if (!wrong) continue;
-        failed++;
+        sum->failed++;
         printf("FAIL %s, MLA_FAIL=%s: %s (exit %d): %s\n", c->name, fault, wrong, rc, text);
     }
-    passed++;
-    printf("%s: %s, errno %d: %zu runs, %zu refused\n", c->name, FAULTS[f].call, FAULTS[f].error, n, refused);
+    sum->done[kind][f] = true;
+}
+
+/* What the output is without a failure (0), and of a source changed before the run (1). */
+static bool learn(const kase *c, char want[2][65])
+{
+    mla_err err;
+    char text[4096];
+    bool ignored;
+    clear(c);
+    must(mla_path_rename(in("changed"), in(c->in_place ? "out/model.safetensors" : "model/model.safetensors"), &err), &err);
+    (void)run(c, NULL, text, sizeof text, &ignored);
+    content(want[1], in(c->out));
+    clear(c);
+    int rc = run(c, NULL, text, sizeof text, &ignored);
+    content(want[0], in(c->out));
+    if (rc || !want[0][0] || !want[1][0]) {
+        printf("FAIL %s without a failure: exit %d: %s\n", c->name, rc, text);
+        return false;
+    }
+    if (!strcmp(c->name, "pack")) must(mla_file_place(in("out.mlapack"), in("model.mlapack"), NULL, &err), &err);
+    return true;
+}
+
+/* Part `part` of `parts` of all calls. */
+static void sweep_part(long part, long parts, long stride, const char *only, const char *call)
+{
+    mla_err err;
+    char want[2][65];
+    const char *tmp = getenv("TMPDIR");
+    (void)snprintf(work, sizeof work, "%.40s/mla-failing-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(work)) exit(3);
+    put_model("model");
+    for (size_t i = 0; i < CASE_N; i++) {
+        if (!learn(&CASES[i], want)) {
+            sum->failed++;
+            continue;
+        }
+        for (size_t f = 0; f < FAULT_N; f++) {
+            long step = strcmp(FAULTS[f].call, "alloc") ? (stride + 15) / 16 : stride, first = step > 1 ? (long)(f * 7) % step : 0;
+            if ((!only || !strcmp(only, CASES[i].name)) && (!call || !strcmp(call, FAULTS[f].call))) sweep(i, f, first + part * step, parts * step, want);
+        }
+        clear(&CASES[i]);
+    }
+    must(mla_dir_remove(work, &err), &err);
 }
 
 int main(int argc, char **argv)
 {
-    mla_err err;
-    char want[2][65], text[4096];
-    bool ignored;
     if (argc < 4) return 2;
     progs = argv[1], model = argv[2];
-    long stride = atol(argv[3]);
-    const char *tmp = getenv("TMPDIR");
-    (void)snprintf(work, sizeof work, "%.40s/mla-failing-XXXXXX", tmp ? tmp : "/tmp");
+    long stride = atol(argv[3]), parts = getenv("JOBS") ? atol(getenv("JOBS")) : sysconf(_SC_NPROCESSORS_ONLN);
+    if (stride < 1 || parts < 1) return 2;
+    tally *all = mmap(NULL, (size_t)parts * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), t = {0};
+    if (all == MAP_FAILED) return 3;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!mkdtemp(work)) return 3;
-    put_model("model");
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        const kase *c = &CASES[i];
-        clear(c);
-        must(mla_path_rename(in("changed"), in(c->in_place ? "out/model.safetensors" : "model/model.safetensors"), &err), &err);
-        (void)run(c, NULL, text, sizeof text, &ignored);
-        content(want[1], in(c->out));
-        clear(c);
-        int rc = run(c, NULL, text, sizeof text, &ignored);
-        content(want[0], in(c->out));
-        if (rc || !want[0][0] || !want[1][0]) {
-            printf("FAIL %s without a failure: exit %d: %s\n", c->name, rc, text);
-            failed++;
-            continue;
-        }
-        if (!strcmp(c->name, "pack")) must(mla_file_place(in("out.mlapack"), in("model.mlapack"), NULL, &err), &err);
-        for (size_t f = 0; f < sizeof FAULTS / sizeof *FAULTS; f++)
-            if ((argc < 5 || !strcmp(argv[4], c->name)) && (argc < 6 || !strcmp(argv[5], FAULTS[f].call)))
-                sweep(c, f, strcmp(FAULTS[f].call, "alloc") ? (stride + 15) / 16 : stride, want);
-        clear(c);
+    for (long p = 0; p < parts; p++) {
+        pid_t child = fork();
+        if (child < 0) return 3;
+        if (child) continue;
+        sum = &all[p];
+        sweep_part(p, parts, stride, argc > 4 ? argv[4] : NULL, argc > 5 ? argv[5] : NULL);
+        exit(0);
     }
-    must(mla_dir_remove(work, &err), &err);
-    printf("failing: %zu passed, %zu failed\n", passed, failed);
-    return failed != 0;
+    for (int status; wait(&status) > 0;)
+        if (status) t.failed++; /* a part that did not come to its end */
+    size_t passed = 0;
+    for (size_t i = 0; i < CASE_N; i++)
+        for (size_t f = 0; f < FAULT_N; f++) {
+            for (long p = 0; p < parts; p++) {
+                t.runs[i][f] += all[p].runs[i][f];
+                t.refused[i][f] += all[p].refused[i][f];
+                t.done[i][f] |= all[p].done[i][f];
+            }
+            if (!t.done[i][f]) continue;
+            passed++;
+            printf("%s: %s, errno %d: %zu runs, %zu refused\n", CASES[i].name, FAULTS[f].call, FAULTS[f].error, t.runs[i][f], t.refused[i][f]);
+        }
+    for (long p = 0; p < parts; p++) t.failed += all[p].failed;
+    printf("failing: %zu passed, %zu failed\n", passed, t.failed);
+    return t.failed != 0;
 }
