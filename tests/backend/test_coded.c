@@ -536,6 +536,44 @@ START_TEST(exl3)
 }
 END_TEST
 
+/* Every state of every codebook: at 8 bits a state is two bytes, and so many drawn tiles hold all pairs. */
+enum { STATES_IN = 1024, STATES_OUT = 2048, STATES_TILES = STATES_IN / 16 * (STATES_OUT / 16) };
+
+static void one_sides(const mla_coded *c, float *su, float *sv)
+{
+    for (size_t i = 0; i < c->trellis.in128; i++) su[i] = 1;
+    for (size_t o = 0; o < c->trellis.out128; o++) sv[o] = 1;
+}
+
+static void check_states(mla_backend *be, mla_isa isa)
+{
+    mla_err err = {0};
+    mla_weight *w;
+    (void)isa;
+    ck_ok(be->ops->weight_new(be, &w, &(mla_weight_desc){.out = STATES_OUT, .in = STATES_IN, .rows = qmat_rows, .coded = &now->c}, &err));
+    check_tiles(now, be, w);
+    be->ops->weight_free(be, w);
+}
+
+START_TEST(every_state)
+{
+    unsigned char *tiles = mla_alloc(STATES_TILES, 256, 1), *seen = mla_alloc(1, 65536, 1);
+    size_t n = 0;
+    for (size_t t = 0; t < STATES_TILES; t++)
+        for (size_t i = 0; i < 256; i++) tiles[256 * t + i] = (unsigned char)(mla_rng_u64(31, 256 * t + i) >> 40);
+    for (size_t t = 0; t < STATES_TILES; t++)
+        for (size_t i = 0; i < 256; i++) seen[tiles[256 * t + (i ^ 3)] << 8 | tiles[256 * t + ((i + 1) % 256 ^ 3)]] = 1;
+    for (size_t s = 0; s < 65536; s++) n += seen[s];
+    ck_assert_uint_eq(n, 65536);
+    matrix m = {.name = _i == 0 ? "3inst" : _i == 1 ? "mcg" : "mul1", .q.in = STATES_IN, .q.out = STATES_OUT,
+                .c = {.out = STATES_OUT, .in = STATES_IN, .code = MLA_CODE_TRELLIS, .group = STATES_IN, .sides = one_sides,
+                      .trellis = {tiles, 16, (unsigned)_i, STATES_IN, STATES_OUT}}};
+    now = &m;
+    lab_each_isa(m.name, 2, check_states);
+    mla_free(tiles), mla_free(seen);
+}
+END_TEST
+
 Suite *suite_coded(void)
 {
     Suite *s = suite_create("coded");
@@ -543,6 +581,7 @@ Suite *suite_coded(void)
     tcase_add_loop_test(c, golden, 0, sizeof CASE / sizeof *CASE);
     tcase_add_loop_test(c, golden_gguf, 0, sizeof GGUF / sizeof *GGUF);
     tcase_add_loop_test(c, exl3, 0, sizeof EXL3 / sizeof *EXL3);
+    tcase_add_loop_test(c, every_state, 0, 3);
     tcase_add_test(c, every_code_in_odd_sizes);
     tcase_add_test(c, bf16_products);
 #if defined(__x86_64__)

@@ -192,15 +192,15 @@ static mla_code_block block_at(const mla_cpu_kern *k, const mla_weight *w, size_
     return q;
 }
 
-static const uint32_t *trellis_at(const mla_weight *w, size_t p, size_t kp)
+static const uint16_t *trellis_at(const mla_weight *w, size_t p, size_t kp)
 {
-    return (const uint32_t *)(const void *)(w->data + p * w->panel_bytes) + kp * (MLA_KP / 16) * w->plan.words * 16;
+    return (const uint16_t *)(const void *)(w->data + p / 2 * 2 * w->panel_bytes) + kp * (MLA_KP / 16) * w->plan.twice_k * 32;
 }
 
 void mla_cpu_code_tile(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t kp, float *dst, float *scales)
 {
     if (w->form == MLA_W_TRELLIS) {
-        k->trellis_tile(dst, trellis_at(w, p, kp), mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan);
+        k->trellis_tile(dst, trellis_at(w, p, kp), p % 2, mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan);
         return;
     }
     mla_code_block q = block_at(k, w, p, 1, kp, scales);
@@ -209,9 +209,8 @@ void mla_cpu_code_tile(const mla_cpu_kern *k, const mla_weight *w, size_t p, siz
 
 void mla_cpu_code_gemv(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t np, size_t kp, const float *x, float *c, float *scales)
 {
-    if (w->form == MLA_W_TRELLIS) {
-        for (size_t i = 0; i < np; i++)
-            k->trellis_gemv(c + i * MLA_NR, x, trellis_at(w, p + i, kp), mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan, kp > 0);
+    if (w->form == MLA_W_TRELLIS) { /* panels come in fours: np is 2 */
+        k->trellis_gemv(c, x, trellis_at(w, p, kp), mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan, kp > 0);
         return;
     }
     mla_code_block q = block_at(k, w, p, np, kp, scales);

@@ -38,7 +38,7 @@ struct mla_weight {
     char *block;            /* what data lies in */
     uint32_t *perm;         /* CODES: (in) input of every place; NULL: as they come */
     mla_code_layout code;
-    mla_trellis_plan plan;  /* TRELLIS: panels of (in128 / 16, words, 16) u32 */
+    mla_trellis_plan plan;  /* TRELLIS: pairs of panels of (in128 / 16, 2 K, 32) u16 */
     float *su, *sv;         /* TRELLIS: (in128), (out128), sv with both transforms' 1/128 */
     mla_rows_fn rows;       /* UNDECODED */
     void *ctx;

@@ -89,14 +89,8 @@ typedef struct { /* scales and offsets of one panel as f32: groups g0 .. g0 + n 
     float factor; /* of s */
 } mla_code_scales;
 
-typedef struct { /* state = low 16 bits of word[high] << left | word[low] >> right */
-    uint32_t high, low, left, right;
-} mla_trellis_step;
-
-typedef struct { /* how tiles of one width are taken apart: see trellis_body.h */
-    unsigned codebook;
-    size_t words;                   /* u32 a segment is stored in */
-    mla_trellis_step step[16][2];   /* of row r, outputs c < 8 and c >= 8 */
+typedef struct { /* EXL3: what one matrix' tiles are decoded with */
+    unsigned codebook, twice_k; /* as in mla_trellis */
 } mla_trellis_plan;
 
 typedef struct {
@@ -143,9 +137,10 @@ typedef struct {
     void (*codes_gemv)(float *c, const float *x, const mla_code_block *q, size_t np, bool add);
     void (*codes_tile)(float *dst, const mla_code_block *q); /* (8 octets, MLA_NR): a B panel */
     void (*code_scales)(float *s, float *m, const mla_code_scales *a);
-    /* EXL3 (trellis_body.h): the same for `tiles` tile rows of 16 inputs; outputs of a panel in the order of lanes */
-    void (*trellis_gemv)(float *c, const float *x, const uint32_t *words, size_t tiles, const mla_trellis_plan *p, bool add);
-    void (*trellis_tile)(float *dst, const uint32_t *words, size_t tiles, const mla_trellis_plan *p);
+    /* EXL3 (trellis_body.h): `tiles` tile rows of 16 inputs of two panels (2 K, 32) u16; outputs of a panel in the order of lanes.
+     * gemv: c (2, MLA_NR) as above; tile: one of the two panels */
+    void (*trellis_gemv)(float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add);
+    void (*trellis_tile)(float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p);
     void (*hadamard)(float *x); /* 128 values in place, unscaled */
 } mla_cpu_kern;
 

@@ -14,17 +14,10 @@ MLA_INLINE v16i v16i_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 MLA_INLINE v16i v16i_shr(v16i a, unsigned n) { return _mm512_srli_epi32(a, n); }
 MLA_INLINE v16i v16i_shl(v16i a, unsigned n) { return _mm512_slli_epi32(a, n); }
 MLA_INLINE v16i v16i_sar(v16i a, unsigned n) { return _mm512_srai_epi32(a, n); }
-MLA_INLINE v16i v16i_shr_by(v16i a, uint32_t n) { return _mm512_srlv_epi32(a, v16i_set(n)); } /* any n; >= 32 gives 0 */
-MLA_INLINE v16i v16i_shl_by(v16i a, uint32_t n) { return _mm512_sllv_epi32(a, v16i_set(n)); }
 MLA_INLINE v16i v16i_and(v16i a, v16i b) { return _mm512_and_si512(a, b); }
 MLA_INLINE v16i v16i_or(v16i a, v16i b) { return _mm512_or_si512(a, b); }
 MLA_INLINE v16i v16i_xor(v16i a, v16i b) { return _mm512_xor_si512(a, b); }
 MLA_INLINE v16i v16i_add(v16i a, v16i b) { return _mm512_add_epi32(a, b); }
-MLA_INLINE v16i v16i_mul(v16i a, v16i b) { return _mm512_mullo_epi32(a, b); }
-MLA_INLINE v16i v16i_sum_bytes(v16i a) /* per lane */
-{
-    return _mm512_madd_epi16(_mm512_maddubs_epi16(a, _mm512_set1_epi8(1)), _mm512_set1_epi16(1));
-}
 MLA_INLINE v16i v16i_andnot(v16i a, v16i b) { return _mm512_andnot_si512(a, b); } /* ~a & b */
 MLA_INLINE v16i v16i_none(v16i a) { return _mm512_movm_epi32(_mm512_testn_epi32_mask(a, a)); } /* all ones where 0 */
 MLA_INLINE v16i v16_bits(v16 a) { return _mm512_castps_si512(a); }
@@ -32,11 +25,6 @@ MLA_INLINE v16 v16_from_int(v16i a) { return _mm512_cvtepi32_ps(a); }
 MLA_INLINE v16 v16_from_bits(v16i a) { return _mm512_castsi512_ps(a); }
 MLA_INLINE v16_lut v16_lut_load(const float *t) { return _mm512_loadu_ps(t); }
 MLA_INLINE v16 v16_look(v16_lut t, v16i i) { return _mm512_permutexvar_ps(i, t); }
-/* Lane l takes lane l - 1, of its own half, around the end. */
-MLA_INLINE v16i v16i_turn8(v16i a)
-{
-    return _mm512_permutexvar_epi32(_mm512_set_epi32(14, 13, 12, 11, 10, 9, 8, 15, 6, 5, 4, 3, 2, 1, 0, 7), a);
-}
 MLA_INLINE v16 v16_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 MLA_INLINE v16i v16i_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
 MLA_INLINE v16i v16i_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
@@ -66,26 +54,10 @@ V16I_BOTH(v16i_andnot, _mm256_andnot_si256)
 V16I_BOTH(v8i_equal, _mm256_cmpeq_epi32)
 V16I_BOTH(v16i_xor, _mm256_xor_si256)
 V16I_BOTH(v16i_add, _mm256_add_epi32)
-V16I_BOTH(v16i_mul, _mm256_mullo_epi32)
 #undef V16I_BOTH
 MLA_INLINE v16i v16i_shr(v16i a, int n) { return (v16i){_mm256_srli_epi32(a.lo, n), _mm256_srli_epi32(a.hi, n)}; }
 MLA_INLINE v16i v16i_shl(v16i a, int n) { return (v16i){_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)}; }
 MLA_INLINE v16i v16i_sar(v16i a, int n) { return (v16i){_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)}; }
-MLA_INLINE v16i v16i_shr_by(v16i a, uint32_t n)
-{
-    __m256i c = _mm256_set1_epi32((int)n);
-    return (v16i){_mm256_srlv_epi32(a.lo, c), _mm256_srlv_epi32(a.hi, c)};
-}
-MLA_INLINE v16i v16i_shl_by(v16i a, uint32_t n)
-{
-    __m256i c = _mm256_set1_epi32((int)n);
-    return (v16i){_mm256_sllv_epi32(a.lo, c), _mm256_sllv_epi32(a.hi, c)};
-}
-MLA_INLINE __m256i v8i_sum_bytes(__m256i a)
-{
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(a, _mm256_set1_epi8(1)), _mm256_set1_epi16(1));
-}
-MLA_INLINE v16i v16i_sum_bytes(v16i a) { return (v16i){v8i_sum_bytes(a.lo), v8i_sum_bytes(a.hi)}; }
 MLA_INLINE v16i v16i_none(v16i a) { return v8i_equal(a, v16i_set(0)); }
 MLA_INLINE v16i v16_bits(v16 a) { return (v16i){_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 MLA_INLINE v16 v16_from_int(v16i a) { return (v16){_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
@@ -97,11 +69,6 @@ MLA_INLINE __m256 v8_look(v16_lut t, __m256i i)
                             _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
 }
 MLA_INLINE v16 v16_look(v16_lut t, v16i i) { return (v16){v8_look(t, i.lo), v8_look(t, i.hi)}; }
-MLA_INLINE v16i v16i_turn8(v16i a)
-{
-    __m256i t = _mm256_set_epi32(6, 5, 4, 3, 2, 1, 0, 7);
-    return (v16i){_mm256_permutevar8x32_epi32(a.lo, t), _mm256_permutevar8x32_epi32(a.hi, t)};
-}
 MLA_INLINE __m256 v8_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 MLA_INLINE v16 v16_load_f16(const void *p) { return (v16){v8_load_f16(p), v8_load_f16((const char *)p + 16)}; }
 MLA_INLINE __m128i v8_bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)(const void *)p); }
@@ -141,14 +108,10 @@ MLA_PLAIN v16i v16i_set(uint32_t x) { V16I_EACH(x); }
 MLA_PLAIN v16i v16i_shr(v16i a, unsigned n) { V16I_EACH(a.u[i] >> n); }
 MLA_PLAIN v16i v16i_shl(v16i a, unsigned n) { V16I_EACH(a.u[i] << n); }
 MLA_PLAIN v16i v16i_sar(v16i a, unsigned n) { V16I_EACH(n ? a.u[i] >> n | (a.u[i] >> 31 ? ~0u << (32 - n) : 0) : a.u[i]); }
-MLA_PLAIN v16i v16i_shr_by(v16i a, uint32_t n) { V16I_EACH(n < 32 ? a.u[i] >> n : 0); }
-MLA_PLAIN v16i v16i_shl_by(v16i a, uint32_t n) { V16I_EACH(n < 32 ? a.u[i] << n : 0); }
 MLA_PLAIN v16i v16i_and(v16i a, v16i b) { V16I_EACH(a.u[i] & b.u[i]); }
 MLA_PLAIN v16i v16i_or(v16i a, v16i b) { V16I_EACH(a.u[i] | b.u[i]); }
 MLA_PLAIN v16i v16i_xor(v16i a, v16i b) { V16I_EACH(a.u[i] ^ b.u[i]); }
 MLA_PLAIN v16i v16i_add(v16i a, v16i b) { V16I_EACH(a.u[i] + b.u[i]); }
-MLA_PLAIN v16i v16i_mul(v16i a, v16i b) { V16I_EACH(a.u[i] * b.u[i]); }
-MLA_PLAIN v16i v16i_sum_bytes(v16i a) { V16I_EACH((a.u[i] & 255) + (a.u[i] >> 8 & 255) + (a.u[i] >> 16 & 255) + (a.u[i] >> 24)); }
 MLA_PLAIN v16i v16i_andnot(v16i a, v16i b) { V16I_EACH(~a.u[i] & b.u[i]); }
 MLA_PLAIN v16i v16i_none(v16i a) { V16I_EACH(a.u[i] ? 0 : ~0u); }
 MLA_PLAIN v16i v16_bits(v16 a) { V16I_EACH(mla_f32_bits(a.f[i])); }
@@ -161,7 +124,6 @@ MLA_PLAIN v16_lut v16_lut_load(const float *t)
     return r;
 }
 MLA_PLAIN v16 v16_look(v16_lut t, v16i j) { V16_EACH(t.f[j.u[i] & 15]); }
-MLA_PLAIN v16i v16i_turn8(v16i a) { V16I_EACH(a.u[(i & 8) | ((i - 1) & 7)]); }
 MLA_PLAIN v16 v16_load_f16(const void *p)
 {
     uint16_t h[16];

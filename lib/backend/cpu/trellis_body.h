@@ -1,87 +1,143 @@
-/* EXL3 in registers: states from shifted words, values from the three computed codebooks, sixteen lanes at once; and the
- * 128-point Hadamard transform. Included by codes_body.h. Private to backend/cpu.
+/* EXL3 in registers: states shifted out of the rings, values from the three computed codebooks, thirty-two at a time; and
+ * the 128-point Hadamard transform. Included by codes_body.h. Private to backend/cpu.
  *
- * A ring of 256 K bits is cut into 8 segments, one for each output column c % 8 of the 16 x 16 tile; a segment's 32 steps
- * hold rows and c / 8: step u = 8 (r % 8 / 2) + 4 (c / 8) + 2 (r / 8) + r % 2 gives row r. Lanes are the segments of two tiles. */
+ * A ring of 256 K bits is cut into 8 segments of 2 K halves (16 bits), one for each output column c % 8 of the 16 x 16 tile;
+ * a segment's 32 steps hold rows and c / 8: step u = 8 (r % 8 / 2) + 4 (c / 8) + 2 (r / 8) + r % 2 gives row r. Lanes are the
+ * segments of the four tiles of two panels, placed so that joining halves to 32-bit lanes gives the panels one after the
+ * other (trellis.c, trellis_lane). Hashes are taken as low and high halves, since 16-bit lanes are twice as many. */
 #ifndef MLA_BACKEND_CPU_TRELLIS_BODY_H
 #define MLA_BACKEND_CPU_TRELLIS_BODY_H
+#include "backend/cpu/simd_u16.h"
 
-#define TRELLIS_WORDS 9 /* words of a segment, and the one before it */
+typedef struct { /* states of a tile row: by c / 8, then by row */
+    _Alignas(64) uint16_t s[2][16][32];
+} trellis_states;
 
-/* The words of one tile row: v[0] is what precedes a segment, around the ring */
-MLA_VEC void trellis_words(v16i *v, const uint32_t *words, const mla_trellis_plan *p)
+/* State of step u = the 16 bits before bit floor(K (u + 1)) of a segment, which may start in the segment before. */
+MLA_VEC void states_of(const unsigned twice_k, trellis_states *t, const uint16_t *ring)
 {
-    for (size_t w = 0; w < p->words; w++) v[1 + w] = v16i_load(words + 16 * w);
-    v[0] = v16i_turn8(v[p->words]);
+    for (size_t part = 0; part < VH_PARTS; part++, ring += VH_LANES) {
+        vh before = vh_turn(vh_load(ring + (size_t)32 * (twice_k - 1)));
+        MLA_UNROLL
+        for (unsigned i = 0; i < 32; i++) {
+            unsigned h = i / 16, r = i % 16, u = 8 * (r % 8 / 2) + 4 * h + 2 * (r / 8) + r % 2;
+            unsigned end = twice_k * (u + 1) / 2, at = end / 16, bits = end % 16;
+            vh a = at ? vh_load(ring + (size_t)32 * (at - 1)) : before;
+            if (bits) a = vh_or(vh_shl(a, bits), vh_shr(vh_load(ring + (size_t)32 * at), 16 - bits));
+            vh_store(t->s[h][r] + part * VH_LANES, a);
+        }
+    }
 }
 
-/* f32 rounded to f16 precision: x 8193 splits off the low 13 bits, ties to even for every sum the codebooks make */
-MLA_VEC v16 round_f16(v16 x)
+static void trellis_states_of(trellis_states *t, const uint16_t *ring, unsigned twice_k)
 {
-    v16 t = v16_mul(x, v16_set(8193.0f));
-    return v16_sub(t, v16_sub(t, x));
+#define STATES(n) \
+    case n: states_of(n, t, ring); break;
+    switch (twice_k) {
+        STATES(2) STATES(3) STATES(4) STATES(5) STATES(6) STATES(7) STATES(8) STATES(10) STATES(12) STATES(14)
+    default: states_of(16, t, ring); break;
+    }
+#undef STATES
 }
 
-/* Halves of x as f16 numbers whose exponent starts with 011: (x & 0x8fff8fff) ^ 0x3b603b60, widened */
-MLA_VEC v16 trellis_half(v16i x)
+/* x rounded to f16 precision, ties to even: 8193 x keeps 11 digits beside 8192 x, for every sum the codebooks make
+ * (tests/backend/test_coded.c: every state). */
+MLA_VEC vf round_f16(vf x) { return vf_fma(x, vf_set(-8192.0f), vf_mul(x, vf_set(8193.0f))); }
+
+/* f16 numbers (h & 0x8fff) ^ 0x3b60, whose exponents start with 011, as f32: panel 0, panel 1. flip: of the sign. */
+MLA_VEC void trellis_half(vf f[2], vh h, unsigned flip)
 {
-    return v16_from_bits(v16i_xor(v16i_and(v16i_sar(x, 3), v16i_set(0x81ffe000u)), v16i_set(0x3f6c0000u)));
+    vh top = vh_and_xor(vh_sar(h, 3), vh_set(0x81ff), vh_set(0x3f6c ^ flip)), low = vh_shl(h, 13);
+    f[0] = vf_join0(low, top);
+    f[1] = vf_join1(low, top);
 }
 
-MLA_VEC v16 trellis_value(const unsigned codebook, const v16i *v, const mla_trellis_step *s)
+/* Values of states: panel 0, panel 1. A state times a constant mod 2^32 as its low and high halves. */
+MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
 {
-    v16i state = v16i_and(v16i_or(v16i_shl_by(v[s->high], s->left), v16i_shr_by(v[s->low], s->right)), v16i_set(0xffff));
+    const uint32_t m = codebook == 2 ? 0x83dcd12du : codebook == 1 ? 0xcbac1fedu : 89226354u, plus = 64248484u;
+    vh low = vh_mul_low(state, vh_set(m & 0xffff));
+    vh high = vh_add(vh_mul_high(state, vh_set(m & 0xffff)), vh_mul_low(state, vh_set(m >> 16)));
     if (codebook == 2) { /* mul1: 1024 + the sum of bytes, times f16 0x1eee, plus f16 0xc931; exact but for the last rounding */
-        v16 n = v16_from_int(v16i_sum_bytes(v16i_mul(state, v16i_set(0x83dcd12du))));
-        return round_f16(v16_fma(n, v16_set(0x1.bb8p-8f), v16_set(1024 * 0x1.bb8p-8f - 0x1.4c4p+3f)));
+        vh n = vh_add(vh_sum_bytes(low), vh_sum_bytes(high)), top = vh_set(0x4b00); /* 2^23 + the sum */
+        vf a = vf_set(0x1.bb8p-8f), b = vf_set(1024 * 0x1.bb8p-8f - 0x1.4c4p+3f - 0x1.bb8p+15f);
+        f[0] = round_f16(vf_fma(vf_join0(n, top), a, b));
+        f[1] = round_f16(vf_fma(vf_join1(n, top), a, b));
+        return;
     }
-    v16i x = codebook == 1 ? v16i_mul(state, v16i_set(0xcbac1fedu)) : v16i_add(v16i_mul(state, v16i_set(89226354u)), v16i_set(64248484u));
-    return round_f16(v16_add(trellis_half(v16i_shl(x, 16)), trellis_half(x)));
+    if (codebook == 0) { /* plus a constant: low gets its top bit flipped, so that a signed comparison finds the carry */
+        vh flipped = vh_set(0x8000 ^ (plus & 0xffff));
+        low = vh_add(low, flipped);
+        high = vh_count_less(vh_add(high, vh_set(plus >> 16)), low, flipped);
+    }
+    vf a[2], b[2];
+    trellis_half(a, low, codebook == 0 ? 0x8000 : 0);
+    trellis_half(b, high, 0);
+    f[0] = round_f16(vf_add(a[0], b[0]));
+    f[1] = round_f16(vf_add(a[1], b[1]));
 }
 
-/* c (MLA_NR) = or += sums over 16 tile rows' inputs; outputs stand as lanes do: [0-7 | 16-23 | 8-15 | 24-31] */
-MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, const uint32_t *words, size_t tiles, const mla_trellis_plan *p, bool add)
+/* acc (panel 0, panel 1; in place) += 16 inputs times the values of one tile row's states (16, 32; one part of them) */
+MLA_VEC void trellis_rows(const unsigned codebook, float *acc0, float *acc1, const float *x, const uint16_t (*state)[32])
 {
-    v16 acc[2] = {v16_set(0), v16_set(0)};
-    v16i v[TRELLIS_WORDS + 1];
-    for (size_t t = 0; t < tiles; t++, words += 16 * p->words, x += 16) {
-        trellis_words(v, words, p);
-        for (size_t r = 0; r < 16; r++) {
-            v16 xk = v16_set(x[r]);
-            acc[0] = v16_fma(xk, trellis_value(codebook, v, &p->step[r][0]), acc[0]);
-            acc[1] = v16_fma(xk, trellis_value(codebook, v, &p->step[r][1]), acc[1]);
-        }
+    vf a = vf_load(acc0), b = vf_load(acc1), f[2];
+    for (size_t r = 0; r < 16; r++) {
+        vf xk = vf_set(x[r]);
+        trellis_values(codebook, f, vh_load(state[r]));
+        a = vf_fma(xk, f[0], a);
+        b = vf_fma(xk, f[1], b);
     }
-    for (size_t j = 0; j < 2; j++) {
-        if (add) acc[j] = v16_fma(v16_load(c + 16 * j), v16_set(1.0f), acc[j]);
-        v16_store(c + 16 * j, acc[j]);
+    vf_store(acc0, a);
+    vf_store(acc1, b);
+}
+
+/* c (2, MLA_NR) = or += sums over tile rows' inputs; outputs of a panel stand as lanes do: [0-7 | 16-23 | 8-15 | 24-31] */
+MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add)
+{
+    trellis_states t;
+    float acc[2 * MLA_NR] = {0};
+    for (size_t i = 0; i < tiles; i++, ring += (size_t)32 * p->twice_k, x += 16) {
+        trellis_states_of(&t, ring, p->twice_k);
+        for (size_t h = 0; h < 2; h++)
+            for (size_t part = 0; part < VH_PARTS; part++) {
+                float *at = acc + 16 * h + part * VH_LANES / 2;
+                trellis_rows(codebook, at, at + MLA_NR, x, (const uint16_t(*)[32])(t.s[h][0] + part * VH_LANES));
+            }
+    }
+    for (size_t j = 0; j < 2 * MLA_NR; j += 16) {
+        v16 sum = v16_load(acc + j);
+        if (add) sum = v16_fma(v16_load(c + j), v16_set(1.0f), sum);
+        v16_store(c + j, sum);
     }
 }
 
-MLA_VEC void trellis_tile_of(const unsigned codebook, float *dst, const uint32_t *words, size_t tiles, const mla_trellis_plan *p)
+MLA_VEC void trellis_tile_of(const unsigned codebook, float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p)
 {
-    v16i v[TRELLIS_WORDS + 1];
-    for (size_t t = 0; t < tiles; t++, words += 16 * p->words) {
-        trellis_words(v, words, p);
-        for (size_t r = 0; r < 16; r++, dst += MLA_NR) {
-            v16_store(dst, trellis_value(codebook, v, &p->step[r][0]));
-            v16_store(dst + 16, trellis_value(codebook, v, &p->step[r][1]));
-        }
+    trellis_states t;
+    vf f[2];
+    for (size_t i = 0; i < tiles; i++, ring += (size_t)32 * p->twice_k) {
+        trellis_states_of(&t, ring, p->twice_k);
+        for (size_t r = 0; r < 16; r++)
+            for (size_t h = 0; h < 2; h++)
+                for (size_t part = 0; part < VH_PARTS; part++, dst += VH_LANES / 2) {
+                    trellis_values(codebook, f, vh_load(t.s[h][r] + part * VH_LANES));
+                    vf_store(dst, panel ? f[1] : f[0]);
+                }
     }
 }
 
-static void row_trellis_gemv(float *c, const float *x, const uint32_t *words, size_t tiles, const mla_trellis_plan *p, bool add)
+static void row_trellis_gemv(float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add)
 {
-    if (p->codebook == 2) trellis_gemv_of(2, c, x, words, tiles, p, add);
-    else if (p->codebook == 1) trellis_gemv_of(1, c, x, words, tiles, p, add);
-    else trellis_gemv_of(0, c, x, words, tiles, p, add);
+    if (p->codebook == 2) trellis_gemv_of(2, c, x, ring, tiles, p, add);
+    else if (p->codebook == 1) trellis_gemv_of(1, c, x, ring, tiles, p, add);
+    else trellis_gemv_of(0, c, x, ring, tiles, p, add);
 }
 
-static void row_trellis_tile(float *dst, const uint32_t *words, size_t tiles, const mla_trellis_plan *p)
+static void row_trellis_tile(float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p)
 {
-    if (p->codebook == 2) trellis_tile_of(2, dst, words, tiles, p);
-    else if (p->codebook == 1) trellis_tile_of(1, dst, words, tiles, p);
-    else trellis_tile_of(0, dst, words, tiles, p);
+    if (p->codebook == 2) trellis_tile_of(2, dst, ring, panel, tiles, p);
+    else if (p->codebook == 1) trellis_tile_of(1, dst, ring, panel, tiles, p);
+    else trellis_tile_of(0, dst, ring, panel, tiles, p);
 }
 
 static void row_hadamard(float *x)
