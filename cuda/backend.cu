@@ -77,6 +77,7 @@ static void cu_destroy(mla_backend *be)
     cudaFree(c->lt_space);
     cudaFree(c->scratch);
     if (c->stream) cudaStreamDestroy(c->stream);
+    pthread_mutex_destroy(&c->eigh_turn);
     free(c);
 }
 
@@ -135,6 +136,7 @@ extern "C" mla_status mla_cuda_open(mla_backend **out, const mla_backend_opts *o
     mla_cuda *c = (mla_cuda *)calloc(1, sizeof *c);
     if (!c) return mla_fail(err, MLA_ENOMEM, "CUDA backend");
     c->base.ops = &OPS;
+    pthread_mutex_init(&c->eigh_turn, NULL);
     c->device = n;
     st = start(c, err);
     if (st) {

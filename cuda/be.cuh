@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cusolverDn.h>
+#include <pthread.h>
 
 #include "backend/backend.h"
 #include "cuda/check.cuh"
@@ -24,6 +25,7 @@ struct mla_cuda {
     void *lt_space; /* cublasLt workspace of LT_SPACE bytes */
     char *scratch;
     size_t scratch_bytes;
+    pthread_mutex_t eigh_turn; /* several threads may solve; nothing else is queued meanwhile */
     char text[400];
 };
 enum { LT_SPACE = 32 << 20 };

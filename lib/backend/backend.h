@@ -155,7 +155,9 @@ typedef struct { /* depthwise causal conv + SiLU: y[t,c] = silu(sum_j w[c,j] x[t
 
 /* Gated delta rule (formats page, "Gated DeltaNet" 3-6): inputs after the convolution, per token [q nk*dk | k nk*dk |
  * v nv*dv]; q and k are l2-normalised here, q scaled by dk^-1/2; g = -exp(A_log) softplus(a + dt_bias), beta =
- * sigmoid(b). chunk == 0: recurrent form; otherwise the chunked (WY) form with that chunk length. */
+ * sigmoid(b). chunk == 0: recurrent form; otherwise the chunked (WY) form with that chunk length.
+ * bf16: products of a prompt in bf16 (operands rounded to nearest), sums and state in fp32, in chunks of the device's own
+ * choice: for MLA_PREC_BF16 runs. A wish: devices without such products compute in fp32. */
 typedef struct {
     mla_mem *o;              /* (T, nv, dv) */
     mla_mem *qkv;            /* (T, 2 nk dk + nv dv) */
@@ -163,6 +165,7 @@ typedef struct {
     mla_mem *A_log, *dt_bias;/* (nv) */
     mla_mem *state;          /* (nv, dk, dv), read and replaced */
     size_t T, nk, nv, dk, dv, chunk;
+    bool bf16;
 } mla_gdn_args;
 
 typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
@@ -225,7 +228,8 @@ typedef struct {
     /* over x (rows, d; ld): result on the host; waits */
     mla_status (*range)(mla_backend *, const mla_mem *x, size_t rows, size_t d, size_t ld, mla_range *out, mla_err *);
     /* Symmetric eigenproblem, fp64, on host arrays: a (n,n) in; on return row i of a = eigenvector i, w ascending.
-     * Residual-checked: ||A v - w v|| and orthogonality, or MLA_EINTERNAL. */
+     * Residual-checked: ||A v - w v|| and orthogonality, or MLA_EINTERNAL. Threads may call it at once while nothing else is
+     * computed; a device that fails leaves a as it was. */
     mla_status (*eigh)(mla_backend *, double *a, double *w, size_t n, mla_err *);
 } mla_backend_ops;
 

@@ -88,7 +88,7 @@ static double whole_energy(const mla_absorbed *a, size_t n)
     return e;
 }
 
-mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const float *wo, size_t D, double balance, const mla_rotary_opts *o,
+mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const float *wo, size_t D, const mla_solve_opts *so, const mla_rotary_opts *o,
                               mla_err *err)
 {
     *out = (mla_solution){0};
@@ -100,7 +100,7 @@ mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const
         mla_free(a);
         return mla_fail(err, MLA_EFORMAT, "layer %zu was never observed", l->layer);
     }
-    a->balance = balance;
+    a->balance = so->balance;
     a->C = mla_alloc(n, n, sizeof(double));
     a->mu = mla_alloc(n, 1, sizeof(double));
     a->Q = mla_alloc(hq, 1, sizeof(double));
@@ -108,7 +108,7 @@ mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const
     mla_status st = a->C && a->mu && a->Q && a->L ? MLA_OK : mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
     if (st == MLA_OK) st = mla_rotary_new(&a->rot, l, o, err);
     if (st == MLA_OK) st = remaining(&rest, l, a->rot, err);
-    if (st == MLA_OK) st = mla_solve_layer(out, &rest, MLA_LAYOUT_REBUILD, wo, D, &(mla_solve_opts){.balance = balance, .groups = 1}, err);
+    if (st == MLA_OK) st = mla_solve_layer(out, &rest, MLA_LAYOUT_REBUILD, wo, D, &(mla_solve_opts){.balance = so->balance, .groups = 1, .eigen = so->eigen}, err);
     if (st == MLA_OK) st = mla_rotary_loss(&a->lost, a->rot, l, err);
     remaining_free(&rest);
     if (st == MLA_OK) {
@@ -116,7 +116,7 @@ mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const
         mla_stats_mean(l, a->mu);
         for (size_t i = 0; i < hq; i++) a->Q[i] = l->Q[i] / l->tokens;
         for (size_t i = 0; i < gd; i++) memcpy(a->L + i * gd, out->Lambda + (gd + i) * n + gd, gd * sizeof(double));
-        a->lost *= balance;
+        a->lost *= so->balance;
         a->energy = whole_energy(a, n);
         out->layout = MLA_LAYOUT_ABSORBED;
         out->absorbed = a;

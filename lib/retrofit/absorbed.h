@@ -18,8 +18,8 @@ typedef struct mla_absorbed { /* what a solution of this layout knows beyond the
     double *L;             /* (G d, G d) value metric */
 } mla_absorbed;
 
-/* *out: layout MLA_LAYOUT_ABSORBED, one group; mla_solution_factors, _tail and _loss then speak of this layout. */
-MLA_CHECKED mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const float *wo, size_t D, double balance,
+/* Of so, balance and eigen count. *out: layout MLA_LAYOUT_ABSORBED, one group; mla_solution_factors, _tail and _loss then speak of this layout. */
+MLA_CHECKED mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const float *wo, size_t D, const mla_solve_opts *so,
                                           const mla_rotary_opts *o, mla_err *err);
 /* What solve.c calls for a solution that has one of these. */
 void mla_absorbed_free(mla_absorbed *a);

@@ -107,7 +107,8 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
 {
     mla_probe *probe = NULL;
     mla_refiner *refiner = NULL;
-    mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool, .dir = dir, .log = o->log};
+    mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool, .dir = dir, .log = o->log,
+                             .eigen = {o->be, o->log}};
     mla_status st = MLA_OK;
     if (out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan) {
         mla_probe_opts po = {.model = in->model, .be = o->be, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
@@ -286,7 +287,8 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK && o->held_stats) st = mla_stats_read(&held, o->held_stats, err);
     if (st == MLA_OK && n_stats) tell_other_base(o, stats[0], &sum, &in);
     if (st == MLA_OK) settle_text_steps(&out->recipe, &in, false, NULL);
-    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested};
+    mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested,
+                             .eigen = {o->be, o->log}};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK) out->recipe.rotary_width = out->f.rotary_width;
     if (st == MLA_OK)

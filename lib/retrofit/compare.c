@@ -33,7 +33,8 @@ static mla_status one(mla_compared *out, const mla_build_opts *o, const mla_mode
         snprintf(out->why, sizeof out->why, "%.250s", why.msg);
         return MLA_OK;
     }
-    mla_status st = mla_factorize(&f, &(mla_factorize_opts){.model = m, .recipe = &r, .fit = fit, .pool = o->pool, .log = o->log}, err);
+    mla_status st = mla_factorize(&f, &(mla_factorize_opts){.model = m, .recipe = &r, .fit = fit, .pool = o->pool, .log = o->log,
+                                                            .eigen = {o->be, o->log}}, err);
     if (st != MLA_OK) return mla_wrap(err, "layout %s", mla_layout_name(out->layout));
     out->possible = true;
     out->latent = f.result[0].rank + (out->layout == MLA_LAYOUT_DEEPSEEK);

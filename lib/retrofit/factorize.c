@@ -188,12 +188,12 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
         st = mla_fail(err, MLA_EINVAL, "--nested keeps layouts n and rebuild only: solve layout %s at its own rank", mla_layout_name(r->layout));
     mla_recipe settled = *r; /* with the width that the statistics choose */
     if (st == MLA_OK && r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width)
-        st = mla_choose_width(&settled.rotary_width, &(mla_solve_all_opts){.model = o->model, .recipe = r, .fit = fit, .pool = o->pool}, err);
+        st = mla_choose_width(&settled.rotary_width, &(mla_solve_all_opts){.model = o->model, .recipe = r, .fit = fit, .pool = o->pool, .eigen = o->eigen}, err);
     settled.budget.rotary = settled.rotary_width;
     w.r = r = &settled;
     out->freq_fold = r->freq_fold;
     out->rotary_width = r->rotary_width;
-    mla_solve_all_opts so = {.model = o->model, .recipe = r, .fit = fit, .pool = o->pool};
+    mla_solve_all_opts so = {.model = o->model, .recipe = r, .fit = fit, .pool = o->pool, .eigen = o->eigen};
     mla_balance_opts bo = {.solve = so, .probe = o->probe, .dir = o->dir, .log = o->log};
     out->balance = r->balance;
     if (st == MLA_OK && r->balance_scan && !o->probe) st = mla_fail(err, MLA_EINVAL, "the scan of the balance needs held-out text: use build");

@@ -45,6 +45,7 @@ typedef struct {
     const mla_recipe *recipe;   /* resolved */
     const mla_stats *fit, *held;/* held may be NULL */
     mla_pool *pool;
+    mla_eigen eigen;            /* where the eigenproblems are solved */
     mla_probe *probe;           /* needed for allocation by probe and the scan of the balance, otherwise NULL */
     bool nested;                /* keep what prefixes of these ranks need */
     mla_refiner *refiner;       /* NULL: no local refinement */

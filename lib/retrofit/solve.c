@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "linalg/eigh.h"
 #include "linalg/gemm.h"
 #include "retrofit/divisor.h"
 #include "retrofit/absorbed.h"
@@ -54,6 +53,7 @@ typedef struct {
     size_t n, heads, key; /* the first heads * key features: one part per head; the rest: the last part */
     const double *C, *Lambda;
     double *E, *D, *sigma;
+    const mla_eigen *eigen;
 } problem;
 
 /* F and its inverse from Lambda = V diag(l) V^T, part by part: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), with
@@ -69,7 +69,7 @@ static mla_status root_of_lambda(double *F, double *Fi, bool *dead, const proble
     for (size_t part = 0, at = 0; st == MLA_OK && at < n; part++) { /* rows of F: eigenvectors for now */
         size_t m = part < p->heads ? p->key : rest;
         for (size_t i = 0; i < m; i++) memcpy(v + i * m, p->Lambda + (at + i) * n + at, m * sizeof *v);
-        st = mla_eigh(v, w + at, m, err);
+        st = mla_eigen_solve(p->eigen, v, w + at, m, err);
         for (size_t i = 0; st == MLA_OK && i < m; i++) memcpy(F + (at + i) * n + at, v + i * m, m * sizeof *v);
         if (st == MLA_OK && m && w[at + m - 1] > top) top = w[at + m - 1];
         at += m;
@@ -113,7 +113,7 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
         square_mul(S, T, F, n, true);
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i; j++) S[i * n + j] = S[j * n + i] = 0.5 * (S[i * n + j] + S[j * n + i]);
-        st = mla_eigh(S, w, n, err);
+        st = mla_eigen_solve(p->eigen, S, w, n, err);
     }
     if (st == MLA_OK) {
         for (size_t i = 0; i < n / 2; i++) /* descending */
@@ -144,7 +144,7 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
 }
 
 /* Features [f0, f0 + m) of group a on their own; direction k of theirs becomes direction place(k) of the group's. */
-static mla_status solve_side(mla_solution *s, size_t a, bool keys, mla_err *err)
+static mla_status solve_side(mla_solution *s, size_t a, bool keys, const mla_eigen *eigen, mla_err *err)
 {
     size_t n = s->n, f0 = keys ? 0 : s->keys, m = keys ? s->keys : n - s->keys, other = n - m;
     double *buf = mla_alloc(4 * m, m, sizeof *buf), *sig = mla_alloc(m, 1, sizeof *sig);
@@ -155,7 +155,7 @@ static mla_status solve_side(mla_solution *s, size_t a, bool keys, mla_err *err)
             memcpy(C + i * m, s->C + (a * n + f0 + i) * n + f0, m * sizeof *C);
             memcpy(L + i * m, s->Lambda + (a * n + f0 + i) * n + f0, m * sizeof *L);
         }
-        problem p = {.n = m, .C = C, .Lambda = L, .E = E, .D = D, .sigma = sig};
+        problem p = {.n = m, .C = C, .Lambda = L, .E = E, .D = D, .sigma = sig, .eigen = eigen};
         st = solve_problem(&p, &s->floored, err);
         for (size_t k = 0; st == MLA_OK && k < m; k++) {
             size_t to = k < other ? 2 * k + !keys : other + k; /* K, V, K, V, ... until one side is used up */
@@ -169,15 +169,15 @@ static mla_status solve_side(mla_solution *s, size_t a, bool keys, mla_err *err)
     return st;
 }
 
-static mla_status solve_group(mla_solution *s, size_t a, size_t heads, mla_err *err)
+static mla_status solve_group(mla_solution *s, size_t a, size_t heads, const mla_eigen *eigen, mla_err *err)
 {
     size_t n = s->n;
     if (s->separate) {
-        mla_status st = solve_side(s, a, true, err);
-        return st == MLA_OK ? solve_side(s, a, false, err) : st;
+        mla_status st = solve_side(s, a, true, eigen, err);
+        return st == MLA_OK ? solve_side(s, a, false, eigen, err) : st;
     }
     problem p = {.n = n, .heads = heads, .key = s->keys / heads, .C = s->C + a * n * n, .Lambda = s->Lambda + a * n * n,
-                 .E = s->E + a * n * n, .D = s->D + a * n * n, .sigma = s->sigma + a * n};
+                 .E = s->E + a * n * n, .D = s->D + a * n * n, .sigma = s->sigma + a * n, .eigen = eigen};
     return solve_problem(&p, &s->floored, err);
 }
 
@@ -257,7 +257,7 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
         for (size_t i = 0; st == MLA_OK && i < n * n; i++)
             if (!isfinite(Lam[i])) st = mla_fail(err, MLA_EFORMAT, "the metric of feature %zu is not finite", i / n);
         if (st != MLA_OK) break;
-        st = solve_group(out, a, l->G / gs, err);
+        st = solve_group(out, a, l->G / gs, &o->eigen, err);
     }
     mla_free(L);
     mla_free(C);

@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "model/factors.h"
+#include "retrofit/eigen.h"
 #include "retrofit/objective.h"
 #include "retrofit/stats.h"
 
@@ -18,6 +19,7 @@ typedef struct {
     size_t groups;        /* 1 = MLA, g = GLA-g; divides the KV heads */
     mla_objective objective;
     const mla_projections *proj; /* for objectives of the weights (objective.h), otherwise NULL */
+    mla_eigen eigen;
 } mla_solve_opts;
 
 typedef struct {          /* per group a: */

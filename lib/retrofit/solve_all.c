@@ -18,7 +18,7 @@ mla_status mla_solve_one(mla_solution *s, const mla_solve_all_opts *a, size_t i,
     bool shared = r->layout == MLA_LAYOUT_ABSORBED || r->layout == MLA_LAYOUT_DEEPSEEK;
     mla_mat wo;
     mla_projections proj = {0};
-    mla_solve_opts o = {.balance = balance, .groups = r->groups, .objective = r->objective, .proj = &proj};
+    mla_solve_opts o = {.balance = balance, .groups = r->groups, .objective = r->objective, .proj = &proj, .eigen = a->eigen};
     mla_rotary_opts ro = {.width = r->rotary_width, .fold = r->freq_fold, .even_all = r->layout == MLA_LAYOUT_DEEPSEEK,
                           .gain = mla_model_config(a->model)->rope.attention_factor};
     mla_status st = mla_model_mat(a->model, MLA_W_O, l->layer, &wo, err);
@@ -26,7 +26,7 @@ mla_status mla_solve_one(mla_solution *s, const mla_solve_all_opts *a, size_t i,
     if (st == MLA_OK && !W) st = mla_fail(err, MLA_ENOMEM, "output projection of layer %zu", l->layer);
     if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
     if (st == MLA_OK && mla_objective_weights(o.objective)) st = mla_projections_read(&proj, a->model, l, err);
-    if (st == MLA_OK) st = shared ? mla_solve_absorbed(s, l, W, wo.out, balance, &ro, err) : mla_solve_layer(s, l, r->layout, W, wo.out, &o, err);
+    if (st == MLA_OK) st = shared ? mla_solve_absorbed(s, l, W, wo.out, &o, &ro, err) : mla_solve_layer(s, l, r->layout, W, wo.out, &o, err);
     mla_free(W);
     mla_projections_free(&proj);
     return st;

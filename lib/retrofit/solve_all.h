@@ -1,5 +1,5 @@
 /* Solutions of all layers, side by side, one thread each: the eigensolver itself stays single-threaded, so bits never
- * depend on the number of threads. */
+ * depend on the number of threads. Eigenproblems that a device solves take turns there. */
 #ifndef MLA_RETROFIT_SOLVE_ALL_H
 #define MLA_RETROFIT_SOLVE_ALL_H
 #include "base/par.h"
@@ -12,6 +12,7 @@ typedef struct {
     const mla_recipe *recipe;  /* resolved; its balance is not read */
     const mla_stats *fit;
     mla_pool *pool;
+    mla_eigen eigen;
 } mla_solve_all_opts;
 /* sol (fit->layers), zeroed or solved before (then freed first). */
 MLA_CHECKED mla_status mla_solve_all(mla_solution *sol, const mla_solve_all_opts *o, double balance, mla_err *err);

@@ -27,7 +27,7 @@ mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out
         mla_gdn_args g = {.o = mla_at(o, p->row * V), .qkv = mla_at(qkv, p->row * C), .a = mla_at(alpha, p->row * nv),
                           .b = mla_at(beta, p->row * nv), .A_log = l->a_log.p, .dt_bias = l->dt_bias.p, .state = p->seq->state[at].p,
                           .T = p->n, .nk = c->lin_k_heads, .nv = nv, .dk = c->lin_k_dim, .dv = c->lin_v_dim,
-                          .chunk = p->n > 1 ? rt->o.gdn_chunk : 0};
+                          .chunk = p->n > 1 ? rt->o.gdn_chunk : 0, .bf16 = rt->o.precision == MLA_PREC_BF16};
         RT_TRY(RT_OP(rt, gdn, &g, err));
     }
     mla_gated_norm_args gn = {.y = in, .x = o, .z = z, .gain = l->gdn_norm.p, .rows = T * nv, .d = c->lin_v_dim, .eps = c->rms_eps};

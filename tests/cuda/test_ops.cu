@@ -73,7 +73,7 @@ static mla_status dense_rows(void *ctx, size_t row0, size_t n, float *dst, mla_e
 static mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, mla_precision p)
 {
     std::pair<const Vec *, size_t> ctx(&w, in);
-    mla_weight_desc d = {out, in, p, dense_rows, &ctx};
+    mla_weight_desc d = {out, in, p, dense_rows, &ctx, NULL, false};
     mla_weight *r = NULL;
     OK(be->ops->weight_new(be, &r, &d, &err));
     return r;
@@ -285,12 +285,24 @@ static void delta_net(void)
                 const size_t T = s[0], nk = s[1], nv = s[2], dk = s[3], dv = s[4];
                 Mem O(be, Vec(T * nv * dv, POISON)), X(be, normals(T * (2 * nk * dk + nv * dv), 18)), A(be, normals(T * nv, 19)), B(be, normals(T * nv, 20)),
                     L(be, normals(nv, 21)), D(be, normals(nv, 22)), S(be, normals(nv * dk * dv, 23));
-                mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, dk, dv, chunk};
+                mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, dk, dv, chunk, false};
                 OK(be->ops->gdn(be, &a, &err));
                 Vec r = O.get();
                 append(r, S.get());
                 return r;
             });
+    /* bf16 products: at most 8 roundings of 2^-9 on an output's path (cuda/gdn_chunk.cuh) */
+    for (size_t T : {9, 64, 130, 17000})
+        both("delta net with bf16 products", 8.0 / 512, [&](mla_backend *be) {
+            const size_t nk = 1, nv = 3, d = 128;
+            Mem O(be, Vec(T * nv * d, POISON)), X(be, normals(T * (2 * nk + nv) * d, 18)), A(be, normals(T * nv, 19)), B(be, normals(T * nv, 20)),
+                L(be, normals(nv, 21)), D(be, normals(nv, 22)), S(be, normals(nv * d * d, 23));
+            mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, d, d, 64, true};
+            OK(be->ops->gdn(be, &a, &err));
+            Vec r = O.get();
+            append(r, S.get());
+            return r;
+        });
 }
 
 static Vec moments_of(mla_backend *be, size_t T, size_t n, int mode)
@@ -358,7 +370,7 @@ static void refusals(void)
     cut_check(X.get() == x, "works after a failed allocation");
     mla_rope_args r = {X, 8, 1, 1, 8, 3, X, X};
     cut_check(gpu->ops->rope(gpu, &r, &err) == MLA_EINVAL, "odd rotary width");
-    mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0};
+    mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0, false};
     cut_check(gpu->ops->gdn(gpu, &g, &err) == MLA_EINVAL, "heads that do not divide");
 }
 

@@ -204,7 +204,7 @@ START_TEST(tail_is_the_loss_of_the_factors)
     for (size_t w = 2; w <= 12; w += 5, w -= w % 2) {
         mla_solution s;
         double prev = INFINITY;
-        ck_ok(mla_solve_absorbed(&s, st.layer, output_projection(), HIDDEN, 1.5, &(mla_rotary_opts){.width = w, .fold = 1, .gain = 1}, &err));
+        ck_ok(mla_solve_absorbed(&s, st.layer, output_projection(), HIDDEN, &(mla_solve_opts){.balance = 1.5}, &(mla_rotary_opts){.width = w, .fold = 1, .gain = 1}, &err));
         double total = mla_solution_tail(&s, 0);
         for (size_t r = 2; r <= N - w; r += 4) {
             mla_factors f, b;

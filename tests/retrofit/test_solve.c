@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "harness.h"
+#include "linalg/eigh.h"
 #include "retrofit/solve.h"
 #include "synth.h"
 
@@ -143,6 +144,51 @@ START_TEST(held_out_loss_of_the_same_tokens_is_the_tail)
 }
 END_TEST
 
+/* A device of which only the eigensolver is asked: it fails as told, or solves as the host does and turns every vector. */
+typedef struct {
+    mla_backend base;
+    mla_status answer;
+    int asked;
+} solver_only;
+static mla_status device_eigh(mla_backend *be, double *a, double *w, size_t n, mla_err *err)
+{
+    solver_only *s = (solver_only *)(void *)be;
+    s->asked++;
+    if (s->answer != MLA_OK) return mla_fail(err, s->answer, "the device gives up");
+    mla_status st = mla_eigh(a, w, n, err);
+    for (size_t i = 0; i < n * n; i++) a[i] = -a[i];
+    return st;
+}
+
+START_TEST(eigenproblems_go_to_the_device_and_come_back_when_it_fails)
+{
+    static double a[MLA_EIGEN_MIN * MLA_EIGEN_MIN], v[MLA_EIGEN_MIN * MLA_EIGEN_MIN], host[MLA_EIGEN_MIN * MLA_EIGEN_MIN], w[MLA_EIGEN_MIN], want[MLA_EIGEN_MIN];
+    const mla_backend_ops ops = {.name = "solver", .eigh = device_eigh};
+    const size_t n = MLA_EIGEN_MIN;
+    mla_log log = {.quiet = true};
+    mla_err err;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++) a[i * n + j] = (i == j ? (double)i : 0) + mla_rng_unit(7, (i < j ? i : j) * n + (i < j ? j : i));
+    memcpy(host, a, sizeof a);
+    ck_ok(mla_eigh(host, want, n, &err));
+    const mla_status answers[] = {MLA_OK, MLA_EINTERNAL, MLA_ENOMEM, MLA_EINVAL};
+    for (size_t i = 0; i < 4; i++) {
+        solver_only s = {.base = {&ops}, .answer = answers[i]};
+        mla_eigen e = {&s.base, i ? NULL : &log};
+        memcpy(v, a, sizeof a);
+        if (answers[i] == MLA_EINVAL) {
+            ck_refused(mla_eigen_solve(&e, v, w, n, &err), MLA_EINVAL, "gives up"); /* the matrix is to blame: no second try */
+            continue;
+        }
+        ck_ok(mla_eigen_solve(&e, v, w, n, &err));
+        ck_assert(s.asked == 1 && !memcmp(w, want, sizeof w));
+        for (size_t j = 0; j < n * n; j++) ck_assert(v[j] == (i ? host[j] : -host[j]));
+        ck_ok(mla_eigen_solve(&e, v, w, 8, &err)); /* small: the host at once */
+        ck_assert_int_eq(s.asked, 1);
+    }
+}
+END_TEST
+
 Suite *suite_solve(void);
 Suite *suite_solve(void)
 {
@@ -153,6 +199,7 @@ Suite *suite_solve(void)
     tcase_add_test(c, bf16_refit_is_no_worse_than_plain_rounding);
     tcase_add_test(c, joint_latent_never_loses_to_groups);
     tcase_add_test(c, held_out_loss_of_the_same_tokens_is_the_tail);
+    tcase_add_test(c, eigenproblems_go_to_the_device_and_come_back_when_it_fails);
     suite_add_tcase(s, c);
     return s;
 }
