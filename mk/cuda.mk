@@ -42,8 +42,8 @@ $(BUILD)/cuda-bin/%: $(BUILD)/obj/cmd/%.o $(CMD_COMMON) $(BUILD)/libmla.a $(BUIL
 cuda-found:
 	@[ -n "$(NVCC)" ] || { echo 'cuda: nvcc not found; install the CUDA toolkit or set NVCC=/path/to/nvcc'; exit 1; }
 cuda: cuda-found $(BUILD)/libmla-cuda.a $(patsubst cmd/%.c,$(BUILD)/cuda-bin/%,$(wildcard $(PROGS:%=cmd/%.c)))
-check-cuda: cuda-found $(CUDA_TESTS)
-	@scripts/run-tests.sh $(CUDA_TESTS)
+check-cuda: cuda $(CUDA_TESTS)
+	@scripts/run-tests.sh $(CUDA_TESTS) tests/cuda/device.sh
 bench-cuda: cuda-found $(CUDA_BENCH)
 	@for b in $(CUDA_BENCH); do $$b || exit 1; done
 -include $(CUDA_OBJ:.o=.d)
