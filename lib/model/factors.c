@@ -111,16 +111,23 @@ mla_status mla_factors_centers(mla_factors *f, size_t heads, mla_err *err)
     return MLA_OK;
 }
 
-/* Slot s = (KV head, frequency) takes rows s and s + w/2: real and imaginary part of that head's pair. */
+/* Slot s = (KV head, frequency) takes rows s and s + w/2: real and imaginary part of that head's pair. The latent: each KV
+ * head's dims beyond the rotated ones, then the values. */
 static void identity_absorbed(mla_factors *f)
 {
-    size_t gd = f->n / 2, d = f->d, half = d / 2;
+    size_t gd = f->n / 2, d = f->d, G = gd / d, H = f->nd / d - G, rot = f->w / G, half = rot / 2, rest = d - rot;
     for (size_t i = 0; i < f->n; i++) f->mu[i] = 0;
-    for (size_t i = 0; i < gd; i++) f->E[i * f->n + gd + i] = f->D[(f->nd - gd + i) * f->r + i] = 1;
-    for (size_t s = 0; s < gd / 2; s++) {
+    for (size_t g = 0; g < G; g++)
+        for (size_t i = 0; i < rest; i++) {
+            size_t c = g * rest + i;
+            f->E[c * f->n + g * d + rot + i] = 1;
+            for (size_t h = g * (H / G); h < (g + 1) * (H / G); h++) f->D[(h * d + rot + i) * f->r + c] = 1;
+        }
+    for (size_t i = 0; i < gd; i++) f->E[(G * rest + i) * f->n + gd + i] = f->D[(f->nd - gd + i) * f->r + G * rest + i] = 1;
+    for (size_t s = 0; s < f->w / 2; s++) {
         size_t g = s / half, j = s % half;
-        f->Er[s * gd + g * d + j] = f->Er[(s + gd / 2) * gd + g * d + half + j] = 1;
-        f->Rq[(g * f->w + s) * d + j] = f->Rq[(g * f->w + s + gd / 2) * d + half + j] = 1;
+        f->Er[s * gd + g * d + j] = f->Er[(s + f->w / 2) * gd + g * d + half + j] = 1;
+        f->Rq[(g * f->w + s) * d + j] = f->Rq[(g * f->w + s + f->w / 2) * d + half + j] = 1;
     }
 }
 

@@ -41,7 +41,8 @@ MLA_CHECKED mla_status mla_factors_copy(mla_factors *out, const mla_factors *f, 
 void mla_factors_free(mla_factors *f); /* zeroed struct is fine */
 /* Gives f centres of its divisors, all 1. */
 MLA_CHECKED mla_status mla_factors_centers(mla_factors *f, size_t heads, mla_err *err);
-/* Exact full-rank factors: E = D = I, mu = 0. Layout absorbed-rope: w = r = G d, all keys rotary, the values as latent. */
+/* Exact full-rank factors: E = D = I, mu = 0. Layout absorbed-rope: w = G rot, every
+ * rotated dim in a slot, and r = 2 G d - w, the latent of what is left. */
 void mla_factors_identity(mla_factors *f);
 /* Layout absorbed-rope: which frequency each pair of rotary values (s, s + w/2) turns with, from the rows of Er: freq (w/2)
  * receives the first of the *fold neighbouring frequencies that the pair mixes (1: it mixes heads only). MLA_EFORMAT when

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "linalg/gemm.h"
+#include "retrofit/attend.h"
 
 #define KAPPA_BLOCK 32 /* query rows per partial Gram of head overlaps */
 #define GATE_TILE 128  /* gate dims per output tile */
@@ -78,21 +79,6 @@ typedef struct {
     const double *R;
     const mla_moment_opts *o;
 } job;
-
-/* In place: causal softmax of row t over keys 0..t; the rest becomes 0. */
-static void softmax_row(float *p, size_t t, size_t T)
-{
-    float mx = p[0];
-    for (size_t s = 1; s <= t; s++) mx = p[s] > mx ? p[s] : mx;
-    double sum = 0;
-    for (size_t s = 0; s <= t; s++) {
-        p[s] = expf(p[s] - mx);
-        sum += p[s];
-    }
-    float inv = (float)(1.0 / sum);
-    for (size_t s = 0; s <= t; s++) p[s] *= inv;
-    memset(p + t + 1, 0, (T - t - 1) * sizeof *p);
-}
 
 /* c (T, T) := p^2 |u_s - ub_t|^2, using the product c = ub u^T already in place, clipped at 0 against rounding; times
  * inv2 of key s, ld apart, in layout P. total (T) = row sums, in eight fixed lanes. */
@@ -191,7 +177,7 @@ static void one_head(void *ctx, size_t b, size_t e, size_t worker)
         double *w = m->wh + h * T;
         memset(w, 0, T * sizeof *w);
         for (size_t t = 0; t < T; t++) {
-            softmax_row(P + t * T, t, T);
+            mla_softmax_causal(P + t * T, t, T);
             for (size_t s = 0; s <= t; s++) w[s] += (double)P[t * T + s] * P[t * T + s];
         }
         for (size_t i = 0; i < d * d; i++) Rf[i] = (float)j->R[h * d * d + i];

@@ -8,12 +8,12 @@
 #include "io/safetensors.h"
 #include "tensor/compare.h"
 
-enum { E, D, MU, LOSS, PARTS };
-static const char *const NAME[PARTS] = {"encoder", "decoder", "mean", "loss"};
+enum { E, D, MU, ER, RQ, LOSS, PARTS };
+static const char *const NAME[PARTS] = {"encoder", "decoder", "mean", "rotary encoder", "rotary query", "loss"};
 
 static void shapes(mla_tensor t[PARTS], const mla_factors *f)
 {
-    const size_t count[PARTS] = {f->groups * f->r * f->n, f->groups * f->r * f->n, f->groups * f->n, 4};
+    const size_t count[PARTS] = {f->groups * f->r * f->n, f->groups * f->r * f->nd, f->groups * f->n, f->w * f->n / 2, f->w * f->n / 2, 4};
     for (size_t i = 0; i < PARTS; i++) {
         t[i] = (mla_tensor){.name = NAME[i], .dtype = i == LOSS ? MLA_F64 : MLA_F32, .ndim = 1, .shape = {count[i]}};
         t[i].nbytes = count[i] * (i == LOSS ? sizeof(double) : sizeof(float));
@@ -24,7 +24,7 @@ mla_status mla_piece_write(const char *path, const mla_factors *f, const mla_ref
 {
     mla_tensor t[PARTS];
     double loss[4] = {r->before, r->after, r->stored, r->accepted};
-    const void *data[PARTS] = {f->E, f->D, f->mu, loss};
+    const void *data[PARTS] = {f->E, f->D, f->mu, f->Er, f->Rq, loss};
     shapes(t, f);
     for (size_t i = 0; i < PARTS; i++) t[i].data = data[i];
     return mla_st_write(path, t, PARTS, NULL, err);
@@ -46,9 +46,9 @@ bool mla_piece_read(const char *path, mla_factors *f, mla_refined *r)
         ok = ok && (i == LOSS || mla_count_nonfinite(got[i]->data, want[i].shape[0], NULL) == 0);
     }
     if (ok) {
-        memcpy(f->E, got[E]->data, want[E].nbytes);
-        memcpy(f->D, got[D]->data, want[D].nbytes);
-        memcpy(f->mu, got[MU]->data, want[MU].nbytes);
+        float *const to[LOSS] = {f->E, f->D, f->mu, f->Er, f->Rq};
+        for (size_t i = 0; i < LOSS; i++)
+            if (want[i].nbytes) memcpy(to[i], got[i]->data, want[i].nbytes);
         memcpy(loss, got[LOSS]->data, sizeof loss);
         *r = (mla_refined){.before = loss[0], .after = loss[1], .stored = loss[2], .accepted = loss[3] != 0};
     }

@@ -211,7 +211,7 @@ static mla_status resolve_slots(mla_recipe *r, const mla_config *c, mla_err *err
     if (r->freq_fold == 0 || half % r->freq_fold) return mla_fail(err, MLA_EINVAL, "freq_fold %zu: must divide %zu frequencies", r->freq_fold, half);
     if (r->freq_fold > 1 && r->allocation == MLA_ALLOC_PROBE)
         return mla_fail(err, MLA_EINVAL, "freq_fold changes the frequencies of the whole model: allocation by probe, layer by layer, cannot measure that");
-    r->refine_steps = 0; /* refine_local.h knows layouts n and rebuild */
+    if (r->freq_fold > 1) r->refine_steps = 0; /* its keys turn at other speeds than the model's */
     if (r->allocation == MLA_ALLOC_AUTO && (deepseek || r->freq_fold > 1)) r->allocation = MLA_ALLOC_UNIFORM;
     double latent;
     if (!r->rotary_width && deepseek) r->rotary_width = c->head_dim / r->freq_fold;
@@ -256,7 +256,6 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     if (r->objective != MLA_OBJ_OURS && r->layout == MLA_LAYOUT_P)
         return mla_fail(err, MLA_EINVAL, "layout p: objective %s is a published method and knows no divisors", mla_objective_name(r->objective));
     if (r->objective != MLA_OBJ_OURS) r->balance = 1;
-    if (r->layout == MLA_LAYOUT_P) r->refine_steps = 0; /* refine_local.h knows layouts n and rebuild */
     if (r->layout == MLA_LAYOUT_P && r->allocation == MLA_ALLOC_AUTO) r->allocation = MLA_ALLOC_UNIFORM;
     if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
         return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);

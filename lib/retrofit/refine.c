@@ -114,8 +114,8 @@ static mla_status batch_new(batch *b, mla_refiner *r, const mla_factors *f, size
     b->grad = grad ? mla_alloc(slots, 1, sizeof *b->grad) : NULL;
     mla_status st = MLA_OK;
     if (!b->work || !b->buf || !b->row || !b->phase || !b->loss || !b->energy || (grad && !b->grad)) st = mla_fail(err, MLA_ENOMEM, "refinement: %zu rows a step", slots);
-    for (size_t i = 0; st == MLA_OK && i < b->threads; i++) st = mla_local_work_new(&b->work[i], p, f->r, err);
-    for (size_t i = 0; st == MLA_OK && grad && i < slots; i++) st = mla_factors_new(&b->grad[i], f->layout, f->groups, f->n, f->r, err);
+    for (size_t i = 0; st == MLA_OK && i < b->threads; i++) st = mla_local_work_new(&b->work[i], p, f->r, f->w, err);
+    for (size_t i = 0; st == MLA_OK && grad && i < slots; i++) st = mla_factors_copy(&b->grad[i], f, err);
     if (st != MLA_OK) batch_free(b);
     return st;
 }
@@ -149,11 +149,21 @@ mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f
     return MLA_OK;
 }
 
-typedef struct { /* one of E, D, mu */
+enum { PARTS = 5 }; /* E, D, mu; Er, Rq where there are any */
+
+typedef struct { /* one of them */
     float *x, *m, *v;
     size_t n;
     double rate;
 } param;
+
+static void parts_of(float *x[PARTS], size_t n[PARTS], const mla_factors *f)
+{
+    float *const at[PARTS] = {f->E, f->D, f->mu, f->Er, f->Rq};
+    const size_t count[PARTS] = {f->groups * f->r * f->n, f->groups * f->r * f->nd, f->groups * f->n, f->w * f->n / 2, f->w * f->n / 2};
+    memcpy(x, at, sizeof at);
+    memcpy(n, count, sizeof count);
+}
 
 typedef struct {
     param *p;
@@ -172,7 +182,7 @@ static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
         float g = 0;
         for (size_t k = 0; k < u->b->slots; k++) {
             const mla_factors *f = &u->b->grad[k];
-            const float *part[3] = {f->E, f->D, f->mu};
+            const float *const part[PARTS] = {f->E, f->D, f->mu, f->Er, f->Rq};
             g += part[u->which][i];
         }
         p->m[i] = (float)(BETA1 * p->m[i] + (1 - BETA1) * g);
@@ -182,24 +192,27 @@ static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
     }
 }
 
-static void param_free(param p[3])
+static void param_free(param p[PARTS])
 {
-    for (size_t k = 0; k < 3; k++) {
+    for (size_t k = 0; k < PARTS; k++) {
         mla_free(p[k].m);
         mla_free(p[k].v);
     }
 }
 
-static mla_status param_new(param p[3], mla_factors *f, mla_err *err)
+/* Rotary maps are zero but for the pairs of one frequency each, which alone move: the mean magnitude is theirs. */
+static mla_status param_new(param p[PARTS], mla_factors *f, mla_err *err)
 {
-    float *x[3] = {f->E, f->D, f->mu};
-    size_t n[3] = {f->groups * f->r * f->n, f->groups * f->r * f->n, f->groups * f->n};
-    for (size_t k = 0; k < 3; k++) {
+    float *x[PARTS];
+    size_t n[PARTS];
+    parts_of(x, n, f);
+    for (size_t k = 0; k < PARTS; k++) {
         double sum = 0;
-        for (size_t i = 0; i < n[k]; i++) sum += fabs((double)x[k][i]);
-        p[k] = (param){.x = x[k], .n = n[k], .rate = STEP * sum / (double)n[k], .m = mla_alloc(n[k], 1, sizeof(float)), .v = mla_alloc(n[k], 1, sizeof(float))};
+        size_t moving = 0;
+        for (size_t i = 0; i < n[k]; i++) sum += fabs((double)x[k][i]), moving += k < 3 || x[k][i] != 0;
+        p[k] = (param){.x = x[k], .n = n[k], .rate = moving ? STEP * sum / (double)moving : 0, .m = mla_alloc(n[k], 1, sizeof(float)), .v = mla_alloc(n[k], 1, sizeof(float))};
     }
-    for (size_t k = 0; k < 3; k++)
+    for (size_t k = 0; k < PARTS; k++)
         if (!p[k].m || !p[k].v) {
             param_free(p);
             return mla_fail(err, MLA_ENOMEM, "moments of %zu parameters", n[0]);
@@ -221,7 +234,7 @@ static void shuffle(size_t *order, size_t n, size_t pass)
 static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, mla_err *err)
 {
     batch b = {0};
-    param p[3] = {0};
+    param p[PARTS] = {0};
     size_t slots = r->fit < MLA_REFINE_ROWS ? r->fit : MLA_REFINE_ROWS, at = 0, pass = 0;
     size_t *order = mla_alloc(r->fit, 1, sizeof *order);
     mla_status st = order ? MLA_OK : mla_fail(err, MLA_ENOMEM, "order of %zu rows", r->fit);
@@ -240,7 +253,7 @@ static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, ml
         }
         mla_par_for(r->o.rows.pool, slots, 1, batch_rows, &b);
         double left = 1 - (double)step / (double)r->o.steps, t = (double)(step + 1);
-        for (size_t k = 0; k < 3; k++) {
+        for (size_t k = 0; k < PARTS; k++) {
             update u = {.p = &p[k], .b = &b, .which = k, .step = p[k].rate * left, .fix1 = 1 - pow(BETA1, t), .fix2 = 1 - pow(BETA2, t)};
             mla_par_for(r->o.rows.pool, p[k].n, 4096, update_span, &u);
         }
@@ -252,22 +265,12 @@ static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, ml
     return MLA_OK;
 }
 
-static mla_status copy_factors(mla_factors *to, const mla_factors *f, mla_err *err)
-{
-    mla_status st = mla_factors_new(to, f->layout, f->groups, f->n, f->r, err);
-    if (st != MLA_OK) return st;
-    memcpy(to->E, f->E, f->groups * f->r * f->n * sizeof *f->E);
-    memcpy(to->D, f->D, f->groups * f->r * f->n * sizeof *f->D);
-    memcpy(to->mu, f->mu, f->groups * f->n * sizeof *f->mu);
-    return MLA_OK;
-}
-
 mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, mla_factors *f, mla_refined *out, mla_progress *prog, mla_err *err)
 {
     mla_factors moved = {0};
     *out = (mla_refined){.stored = -1};
     mla_status st = mla_refine_measure(r, s->layer, f, &out->before, err);
-    if (st == MLA_OK) st = copy_factors(&moved, f, err);
+    if (st == MLA_OK) st = mla_factors_copy(&moved, f, err);
     if (st == MLA_OK) st = descend(r, &moved, prog, err);
     if (st == MLA_OK) st = mla_refine_gauge(&moved, s, err);
     if (st == MLA_OK) st = mla_refine_measure(r, s->layer, &moved, &out->after, err);

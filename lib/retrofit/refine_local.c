@@ -1,40 +1,26 @@
 /* Forward and backward through encoder, decoder, rotation and attention of one row. */
 #include "retrofit/refine_local.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "linalg/gemm.h"
+#include "retrofit/refine_work.h"
 
-#define BLOCK 64 /* queries per product: keys after the block's last query are skipped */
-
-struct mla_local_work {
-    float *P;   /* (H, Q, T) probabilities of Q queries, kept from forward to backward */
-    float *S;   /* (BLOCK, T) */
-    float *Yc;  /* (T, groups, n) y - mu */
-    float *Yh;  /* (T, groups, n) y^ */
-    float *dY;  /* (T, groups, n) its derivative */
-    float *c;   /* (T, groups, r) */
-    float *dc;  /* its derivative */
-    float *K;   /* (G, T, d) keys as attention sees them */
-    float *dK;  /* (T, d) */
-    float *o;   /* (Q, H, d) o^, then dL/do^ */
-    float *A;   /* (Q, H, d) gamma o (o^ - o) */
-    float *B;   /* (Q, H, d) A W_O^T W_O */
-};
-
-mla_status mla_local_work_new(mla_local_work **out, const mla_local *p, size_t r, mla_err *err)
+mla_status mla_local_work_new(mla_local_work **out, const mla_local *p, size_t r, size_t rotary, mla_err *err)
 {
-    size_t T = p->max_T, Hd = p->H * p->d, F = p->groups * p->n;
+    size_t T = p->max_T, Hd = p->H * p->d, F = p->groups * p->n, kw = p->d + rotary;
     mla_local_work *w = mla_alloc(1, 1, sizeof *w);
     if (!w) return mla_fail(err, MLA_ENOMEM, "scratch of a local refinement");
+    w->w = rotary;
+    w->nd = rotary ? Hd + p->G * p->d : p->n;
     struct { float **to; size_t count; } const part[] = {
-        {&w->P, p->H * T}, {&w->S, BLOCK}, {&w->Yc, F}, {&w->Yh, F}, {&w->dY, F}, {&w->c, p->groups * r}, {&w->dc, p->groups * r},
-        {&w->K, p->G * p->d}, {&w->dK, p->d}, {&w->o, Hd}, {&w->A, Hd}, {&w->B, Hd},
+        {&w->P, p->H * T}, {&w->S, MLA_HEAD_BLOCK}, {&w->Yc, F}, {&w->Yh, p->groups * w->nd}, {&w->dY, p->groups * w->nd}, {&w->c, p->groups * r},
+        {&w->dc, p->groups * r}, {&w->K, (rotary ? p->H : p->G) * kw}, {&w->dK, kw}, {&w->o, Hd}, {&w->A, Hd}, {&w->B, Hd},
+        {&w->Q, rotary ? p->H * kw : 0}, {&w->kr, rotary ? p->G * p->d : 0}, {&w->z, rotary}, {&w->dz, rotary}, {&w->dq, rotary},
     };
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
-        if (!(*part[i].to = mla_alloc_raw(T, part[i].count, sizeof(float)))) {
+        if (part[i].count && !(*part[i].to = mla_alloc_raw(T, part[i].count, sizeof(float)))) {
             mla_local_work_free(w);
             return mla_fail(err, MLA_ENOMEM, "scratch of a local refinement: rows of %zu tokens, %zu heads", T, p->H);
         }
@@ -45,10 +31,13 @@ mla_status mla_local_work_new(mla_local_work **out, const mla_local *p, size_t r
 void mla_local_work_free(mla_local_work *w)
 {
     if (!w) return;
-    float *const all[] = {w->P, w->S, w->Yc, w->Yh, w->dY, w->c, w->dc, w->K, w->dK, w->o, w->A, w->B};
+    float *const all[] = {w->P, w->S, w->Yc, w->Yh, w->dY, w->c, w->dc, w->K, w->dK, w->o, w->A, w->B, w->Q, w->kr, w->z, w->dz, w->dq};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) mla_free(all[i]);
     mla_free(w);
 }
+
+/* Rotary keys stand beside the latent as they are. */
+static bool beside(const mla_local *p) { return p->layout == MLA_LAYOUT_N || p->layout == MLA_LAYOUT_P; }
 
 /* Where KV head g's key and value begin in a row of features, and how many key dims are there. */
 typedef struct {
@@ -57,12 +46,11 @@ typedef struct {
 
 static place place_of(const mla_local *p, size_t g)
 {
-    size_t per = p->G / p->groups, a = g / per, i = g % per, dk = p->layout == MLA_LAYOUT_N ? p->d - p->rot : p->d;
+    size_t per = p->G / p->groups, a = g / per, i = g % per, dk = beside(p) ? p->d - p->rot : p->d;
     return (place){.key = a * p->n + i * dk, .value = a * p->n + per * dk + i * p->d, .dk = dk, .ld = p->groups * p->n};
 }
 
-/* Rotates dims [0, rot) of x by its position's angle, or back (s = -1: the transpose, gain included). */
-static void rotate(float *x, const mla_local *p, size_t t, float s)
+void mla_local_rotate(float *x, const mla_local *p, size_t t, float s)
 {
     size_t half = p->rot / 2;
     const float *cs = p->cos + t * half, *sn = p->sin + t * half;
@@ -71,6 +59,13 @@ static void rotate(float *x, const mla_local *p, size_t t, float s)
         x[i] = a * cs[i] - s * b * sn[i];
         x[i + half] = b * cs[i] + s * a * sn[i];
     }
+}
+
+/* Layout P: the key's latent dims k times the norm's gain over the token's divisor; its own transpose. */
+static void divide(float *k, const mla_local *p, const mla_local_row *row, size_t t, size_t g, size_t dk)
+{
+    float inv = row->inv_rms[t * p->G + g];
+    for (size_t i = 0; i < dk; i++) k[i] *= p->gain[i] * inv;
 }
 
 /* K (G, T, d) from features y (T, groups, n). */
@@ -82,152 +77,84 @@ static void keys_of(float *K, const mla_local *p, const mla_local_row *row, cons
         for (size_t t = 0; t < row->T; t++) {
             float *k = K + (g * row->T + t) * d;
             memcpy(k + d - at.dk, y + t * at.ld + at.key, at.dk * sizeof *k);
-            if (p->layout == MLA_LAYOUT_N) memcpy(k, row->k_rot + (t * p->G + g) * rot, rot * sizeof *k);
-            else rotate(k, p, t, 1);
+            if (beside(p)) memcpy(k, row->k_rot + (t * p->G + g) * rot, rot * sizeof *k);
+            else mla_local_rotate(k, p, t, 1);
+            if (p->layout == MLA_LAYOUT_P) divide(k + rot, p, row, t, g, at.dk);
         }
     }
 }
 
-/* Causal softmax of one row of logits, in place; the rest of the width becomes 0. */
-static void softmax_row(float *x, size_t t, size_t width)
+/* Head h as attention sees it, its key from K (G, T, d), its value in y (T, groups, n). */
+static mla_head head_at(const mla_local *p, const mla_local_work *w, const mla_local_row *row, const float *y, size_t h)
 {
-    float mx = x[0];
-    double sum = 0;
-    for (size_t s = 1; s <= t; s++) mx = x[s] > mx ? x[s] : mx;
-    for (size_t s = 0; s <= t; s++) {
-        x[s] = expf(x[s] - mx);
-        sum += x[s];
-    }
-    float inv = (float)(1 / sum);
-    for (size_t s = 0; s <= t; s++) x[s] *= inv;
-    memset(x + t + 1, 0, (width - t - 1) * sizeof *x);
+    size_t g = h / (p->H / p->G), d = p->d;
+    place at = place_of(p, g);
+    mla_span s = mla_local_span(row);
+    return (mla_head){.dk = d, .dv = d, .scale = p->scale, .q = row->q + h * d, .ldq = p->H * d, .k = w->K + g * row->T * d, .ldk = d,
+                      .v = y + at.value, .ldv = at.ld, .P = w->P + h * mla_span_queries(&s) * row->T};
 }
 
-/* How many queries of a row count. */
-static size_t queries(const mla_local_row *row) { return (row->T - row->phase + row->stride - 1) / row->stride; }
-
-typedef struct { /* queries [i0, i0 + m) of a row against keys [0, keys) */
-    size_t i0, m, keys;
-} span;
-
-static span span_at(const mla_local_row *row, size_t i0, size_t Q)
+static mla_output output_of(const mla_local *p, const mla_local_work *w, const mla_local_row *row)
 {
-    size_t m = Q - i0 < BLOCK ? Q - i0 : BLOCK;
-    return (span){i0, m, row->phase + (i0 + m - 1) * row->stride + 1};
-}
-
-/* o (Q, H, d) from keys K (G, T, d) and the values in y; P keeps the probabilities. */
-static void attend(float *o, const mla_local *p, mla_local_work *w, const mla_local_row *row, const float *y)
-{
-    size_t T = row->T, H = p->H, d = p->d, Hd = H * d, ldq = row->stride * Hd, Q = queries(row);
-    for (size_t h = 0; h < H; h++) {
-        size_t g = h / (H / p->G);
-        place at = place_of(p, g);
-        const float *q = row->q + row->phase * Hd + h * d;
-        for (size_t i = 0; i < Q; i += BLOCK) {
-            span s = span_at(row, i, Q);
-            float *P = w->P + (h * Q + i) * T;
-            mla_sgemm(&(mla_sgemm_args){.tb = true, .M = s.m, .N = s.keys, .K = d, .alpha = p->scale, .a = q + i * ldq, .lda = ldq,
-                                        .b = w->K + g * T * d, .ldb = d, .c = P, .ldc = T});
-            for (size_t k = 0; k < s.m; k++) softmax_row(P + k * T, row->phase + (i + k) * row->stride, s.keys);
-            mla_sgemm(&(mla_sgemm_args){.M = s.m, .N = d, .K = s.keys, .alpha = 1, .a = P, .lda = T, .b = y + at.value, .ldb = at.ld,
-                                        .c = o + i * Hd + h * d, .ldc = Hd});
-        }
-    }
+    return (mla_output){.width = p->H * p->d, .WW = p->WW, .gamma = row->gamma, .o = row->o, .A = w->A, .B = w->B};
 }
 
 void mla_local_target(float *o, const mla_local *p, mla_local_work *w, const mla_local_row *row)
 {
+    mla_span s = mla_local_span(row);
     keys_of(w->K, p, row, row->y);
-    attend(o, p, w, row, row->y);
-}
-
-/* B = A W_O^T W_O of Q queries and the sum of A o B. */
-static double output_energy(const mla_local *p, mla_local_work *w, size_t Q)
-{
-    size_t Hd = p->H * p->d;
-    mla_sgemm(&(mla_sgemm_args){.M = Q, .N = Hd, .K = Hd, .alpha = 1, .a = w->A, .lda = Hd, .b = p->WW, .ldb = Hd, .c = w->B, .ldc = Hd});
-    double sum = 0;
-    for (size_t i = 0; i < Q * Hd; i++) sum += (double)w->A[i] * w->B[i];
-    return sum;
-}
-
-/* A = gamma o (x - o) for the queries that count; x NULL: gamma o o. */
-static void output_error(const mla_local *p, mla_local_work *w, const mla_local_row *row, const float *x)
-{
-    size_t Hd = p->H * p->d, Q = queries(row);
-    for (size_t i = 0; i < Q; i++) {
-        size_t t = (row->phase + i * row->stride) * Hd;
-        for (size_t k = 0; k < Hd; k++) {
-            float e = x ? x[i * Hd + k] - row->o[t + k] : row->o[t + k];
-            w->A[i * Hd + k] = row->gamma ? row->gamma[t + k] * e : e;
-        }
+    for (size_t h = 0; h < p->H; h++) {
+        mla_head head = head_at(p, w, row, row->y, h);
+        mla_head_forward(&head, &s, o + h * p->d, p->H * p->d);
     }
 }
 
 double mla_local_energy(const mla_local *p, mla_local_work *w, const mla_local_row *row)
 {
-    output_error(p, w, row, NULL);
-    return output_energy(p, w, queries(row));
+    mla_output x = output_of(p, w, row);
+    mla_span s = mla_local_span(row);
+    return mla_output_loss(&x, &s, NULL);
 }
 
-/* c, y^ and K of the factors. */
+/* c and what the factors decode it to: D c, and the mean where features are decoded. Absorbed-rope decodes keys of query
+ * heads, whose mean is free, and then values. */
 static void code(const mla_local *p, mla_local_work *w, const mla_local_row *row, const mla_factors *f)
 {
-    size_t T = row->T, n = p->n, r = f->r, gn = p->groups * n, gr = p->groups * r;
-    for (size_t t = 0; t < T; t++)
-        for (size_t i = 0; i < gn; i++) {
-            w->Yc[t * gn + i] = row->y[t * gn + i] - f->mu[i];
-            w->Yh[t * gn + i] = f->mu[i];
-        }
+    size_t T = row->T, n = p->n, nd = w->nd, r = f->r, gn = p->groups * n, gd = p->groups * nd, gr = p->groups * r;
+    size_t free = w->w ? p->H * p->d : 0, shift = w->w ? p->G * p->d : 0; /* decoded rows without a mean; where the others' means begin */
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < gn; i++) w->Yc[t * gn + i] = row->y[t * gn + i] - f->mu[i];
+        memset(w->Yh + t * gd, 0, free * sizeof(float));
+        memcpy(w->Yh + t * gd + free, f->mu + shift, (gn - shift) * sizeof(float));
+    }
     for (size_t a = 0; a < p->groups; a++) {
         mla_sgemm(&(mla_sgemm_args){.tb = true, .M = T, .N = r, .K = n, .alpha = 1, .a = w->Yc + a * n, .lda = gn, .b = f->E + a * r * n,
                                     .ldb = n, .c = w->c + a * r, .ldc = gr});
-        mla_sgemm(&(mla_sgemm_args){.tb = true, .M = T, .N = n, .K = r, .alpha = 1, .beta = 1, .a = w->c + a * r, .lda = gr,
-                                    .b = f->D + a * n * r, .ldb = r, .c = w->Yh + a * n, .ldc = gn});
+        mla_sgemm(&(mla_sgemm_args){.tb = true, .M = T, .N = nd, .K = r, .alpha = 1, .beta = 1, .a = w->c + a * r, .lda = gr,
+                                    .b = f->D + a * nd * r, .ldb = r, .c = w->Yh + a * nd, .ldc = gd});
     }
-    keys_of(w->K, p, row, w->Yh);
-}
-
-/* dS = P o (dP - rowsum(P o dP)) over m queries and n keys, in place in S (dP on entry). */
-static void softmax_back(float *S, const float *P, size_t m, size_t n, size_t T)
-{
-    for (size_t k = 0; k < m; k++) {
-        float *s = S + k * T, lane[8] = {0};
-        const float *pr = P + k * T;
-        size_t i = 0;
-        for (; i + 8 <= n; i += 8)
-            for (size_t x = 0; x < 8; x++) lane[x] += s[i + x] * pr[i + x];
-        for (; i < n; i++) lane[0] += s[i] * pr[i];
-        float mean = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-        for (i = 0; i < n; i++) s[i] = pr[i] * (s[i] - mean);
-    }
+    if (w->w) mla_slots_inputs(p, w, row, f);
+    else keys_of(w->K, p, row, w->Yh);
 }
 
 /* dY from dL/do^ in w->o. */
 static void attend_back(const mla_local *p, mla_local_work *w, const mla_local_row *row)
 {
-    size_t T = row->T, d = p->d, Hd = p->H * d, per = p->H / p->G, ldq = row->stride * Hd, Q = queries(row);
+    size_t T = row->T, d = p->d, Hd = p->H * d, per = p->H / p->G;
+    mla_span span = mla_local_span(row);
     for (size_t g = 0; g < p->G; g++) {
         place at = place_of(p, g);
-        float *dV = w->dY + at.value;
+        mla_head_grad grad = {.dk = w->dK, .lddk = d, .dv = w->dY + at.value, .lddv = at.ld, .S = w->S};
         memset(w->dK, 0, T * d * sizeof *w->dK);
-        for (size_t t = 0; t < T; t++) memset(dV + t * at.ld, 0, d * sizeof *dV);
-        for (size_t h = g * per; h < (g + 1) * per; h++)
-            for (size_t i = 0; i < Q; i += BLOCK) {
-                span s = span_at(row, i, Q);
-                const float *dO = w->o + i * Hd + h * d, *P = w->P + (h * Q + i) * T, *q = row->q + row->phase * Hd + h * d;
-                mla_sgemm(&(mla_sgemm_args){.tb = true, .M = s.m, .N = s.keys, .K = d, .alpha = 1, .a = dO, .lda = Hd, .b = w->Yh + at.value,
-                                            .ldb = at.ld, .c = w->S, .ldc = T});
-                softmax_back(w->S, P, s.m, s.keys, T);
-                mla_sgemm(&(mla_sgemm_args){.ta = true, .M = s.keys, .N = d, .K = s.m, .alpha = 1, .beta = 1, .a = P, .lda = T, .b = dO,
-                                            .ldb = Hd, .c = dV, .ldc = at.ld});
-                mla_sgemm(&(mla_sgemm_args){.ta = true, .M = s.keys, .N = d, .K = s.m, .alpha = p->scale, .beta = 1, .a = w->S, .lda = T,
-                                            .b = q + i * ldq, .ldb = ldq, .c = w->dK, .ldc = d});
-            }
+        for (size_t t = 0; t < T; t++) memset(grad.dv + t * at.ld, 0, d * sizeof(float));
+        for (size_t h = g * per; h < (g + 1) * per; h++) {
+            mla_head head = head_at(p, w, row, w->Yh, h);
+            mla_head_backward(&head, &span, w->o + h * d, Hd, &grad);
+        }
         for (size_t t = 0; t < T; t++) {
             float *k = w->dK + t * d;
-            if (p->layout != MLA_LAYOUT_N) rotate(k, p, t, -1);
+            if (!beside(p)) mla_local_rotate(k, p, t, -1);
+            if (p->layout == MLA_LAYOUT_P) divide(k + p->rot, p, row, t, g, at.dk);
             memcpy(w->dY + t * at.ld + at.key, k + d - at.dk, at.dk * sizeof *k);
         }
     }
@@ -236,19 +163,20 @@ static void attend_back(const mla_local *p, mla_local_work *w, const mla_local_r
 /* grad of E, D, mu from dY, and c and y - mu as code() left them. */
 static void code_back(mla_factors *grad, const mla_local *p, mla_local_work *w, size_t T, const mla_factors *f)
 {
-    size_t n = p->n, r = f->r, gn = p->groups * n, gr = p->groups * r;
+    size_t n = p->n, nd = w->nd, r = f->r, gn = p->groups * n, gd = p->groups * nd, gr = p->groups * r;
+    size_t shift = w->w ? p->G * p->d : 0, free = nd - (n - shift);
     for (size_t a = 0; a < p->groups; a++) {
         float *mu = grad->mu + a * n;
         const float *E = f->E + a * r * n;
-        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = n, .N = r, .K = T, .alpha = 1, .a = w->dY + a * n, .lda = gn, .b = w->c + a * r, .ldb = gr,
-                                    .c = grad->D + a * n * r, .ldc = r});
-        mla_sgemm(&(mla_sgemm_args){.M = T, .N = r, .K = n, .alpha = 1, .a = w->dY + a * n, .lda = gn, .b = f->D + a * n * r, .ldb = r,
+        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = nd, .N = r, .K = T, .alpha = 1, .a = w->dY + a * nd, .lda = gd, .b = w->c + a * r, .ldb = gr,
+                                    .c = grad->D + a * nd * r, .ldc = r});
+        mla_sgemm(&(mla_sgemm_args){.M = T, .N = r, .K = nd, .alpha = 1, .a = w->dY + a * nd, .lda = gd, .b = f->D + a * nd * r, .ldb = r,
                                     .c = w->dc + a * r, .ldc = gr});
         mla_sgemm(&(mla_sgemm_args){.ta = true, .M = r, .N = n, .K = T, .alpha = 1, .a = w->dc + a * r, .lda = gr, .b = w->Yc + a * n, .ldb = gn,
                                     .c = grad->E + a * r * n, .ldc = n});
-        memset(mu, 0, n * sizeof *mu); /* mu: once as offset of y^, once subtracted before E */
+        memset(mu, 0, n * sizeof *mu); /* mu: once as offset of what is decoded, once subtracted before E */
         for (size_t t = 0; t < T; t++)
-            for (size_t i = 0; i < n; i++) mu[i] += w->dY[t * gn + a * n + i];
+            for (size_t i = shift; i < n; i++) mu[i] += w->dY[t * gd + a * nd + free + i - shift];
         for (size_t k = 0; k < r; k++) {
             float sum = 0;
             for (size_t t = 0; t < T; t++) sum += w->dc[t * gr + a * r + k];
@@ -259,17 +187,18 @@ static void code_back(mla_factors *grad, const mla_local *p, mla_local_work *w, 
 
 double mla_local_loss(const mla_local *p, mla_local_work *w, const mla_local_row *row, const mla_factors *f, mla_factors *grad)
 {
-    size_t Hd = p->H * p->d, Q = queries(row);
+    mla_output x = output_of(p, w, row);
+    mla_span s = mla_local_span(row);
     code(p, w, row, f);
-    attend(w->o, p, w, row, w->Yh);
-    output_error(p, w, row, w->o);
-    double loss = output_energy(p, w, Q);
-    if (!grad) return loss;
-    for (size_t i = 0; i < Q; i++) {
-        const float *gamma = row->gamma ? row->gamma + (row->phase + i * row->stride) * Hd : NULL;
-        for (size_t k = 0; k < Hd; k++) w->o[i * Hd + k] = 2 * (gamma ? gamma[k] : 1) * w->B[i * Hd + k];
+    for (size_t h = 0; h < p->H; h++) {
+        mla_head head = w->w ? mla_slots_head(p, w, row, h) : head_at(p, w, row, w->Yh, h);
+        mla_head_forward(&head, &s, w->o + h * p->d, x.width);
     }
-    attend_back(p, w, row);
+    double loss = mla_output_loss(&x, &s, w->o);
+    if (!grad) return loss;
+    mla_output_back(&x, &s, w->o);
+    if (w->w) mla_slots_back(p, w, row, f, grad);
+    else attend_back(p, w, row);
     code_back(grad, p, w, row->T, f);
     return loss;
 }

@@ -13,16 +13,20 @@
 #include "tensor/fp.h"
 
 typedef struct { /* values per row of T tokens */
-    size_t T, q, y, k, gate, all;
+    size_t T, q, y, k, rms, gate, all;
 } shape;
+
+/* Rotary keys stand beside the latent as they are. */
+static bool beside(mla_layout l) { return l == MLA_LAYOUT_N || l == MLA_LAYOUT_P; }
 
 static shape shape_of(const mla_config *c, mla_layout layout, size_t T)
 {
-    size_t d = c->head_dim, dk = layout == MLA_LAYOUT_N ? d - c->rope.rot : d;
-    shape s = {.T = T, .q = T * c->heads * d, .y = T * c->kv_heads * (dk + d)};
-    s.k = layout == MLA_LAYOUT_N ? T * c->kv_heads * c->rope.rot : 0;
+    size_t d = c->head_dim;
+    shape s = {.T = T, .q = T * c->heads * d, .y = T * c->kv_heads * (mla_layout_key_dims(c, layout) + d)};
+    s.k = beside(layout) ? T * c->kv_heads * c->rope.rot : 0;
+    s.rms = layout == MLA_LAYOUT_P ? T * c->kv_heads : 0;
     s.gate = c->attn_gate ? s.q : 0;
-    s.all = s.q + s.y + s.k + s.gate;
+    s.all = s.q + s.y + s.k + s.rms + s.gate;
     return s;
 }
 
@@ -58,13 +62,23 @@ typedef struct {
 static void features(float *y, const recorder *r, const float *k, const float *v)
 {
     size_t G = r->c->kv_heads, d = r->c->head_dim, per = G / r->o->groups;
-    size_t skip = r->o->layout == MLA_LAYOUT_N ? r->c->rope.rot : 0, dk = d - skip, n = per * (dk + d);
+    size_t dk = mla_layout_key_dims(r->c, r->o->layout), skip = d - dk, n = per * (dk + d);
     for (size_t t = 0; t < r->s.T; t++)
         for (size_t g = 0; g < G; g++) {
             float *ya = y + (t * r->o->groups + g / per) * n;
             memcpy(ya + g % per * dk, k + (t * G + g) * d + skip, dk * sizeof *y);
             memcpy(ya + per * dk + g % per * d, v + (t * G + g) * d, d * sizeof *y);
         }
+}
+
+/* x (T, G) = 1 / rms of keys k (T, G, d) before their norm. */
+static void inverse_rms(float *x, const float *k, size_t n, size_t d, double eps)
+{
+    for (size_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (size_t j = 0; j < d; j++) sum += (double)k[i * d + j] * k[i * d + j];
+        x[i] = (float)(1 / sqrt(sum / (double)d + eps));
+    }
 }
 
 static mla_status on_attention(void *ctx, const mla_tap *tap, mla_err *err)
@@ -76,14 +90,15 @@ static mla_status on_attention(void *ctx, const mla_tap *tap, mla_err *err)
     size_t G = r->c->kv_heads, d = r->c->head_dim, rot = r->c->rope.rot, T = r->s.T, hk = T * G * d;
     if (a->pos0 != 0 || tap->rows != T)
         return mla_fail(err, MLA_EINTERNAL, "refinement needs whole rows of %zu tokens, got %zu from %zu", T, tap->rows, a->pos0);
-    float *q = r->f, *y = q + r->s.q, *kr = y + r->s.y, *gate = kr + r->s.k, *k = gate + r->s.gate, *v = k + hk, *whole = v + hk;
+    float *q = r->f, *y = q + r->s.q, *kr = y + r->s.y, *rms = kr + r->s.k, *gate = rms + r->s.rms, *k = gate + r->s.gate, *v = k + hk, *whole = v + hk;
     mla_status st = mla_tap_fetch(be, q, a->q_rot, r->s.q, err);
-    if (st == MLA_OK) st = mla_tap_fetch(be, k, a->k, hk, err);
+    if (st == MLA_OK) st = mla_tap_fetch(be, k, r->s.rms ? a->k_pre : a->k, hk, err);
     if (st == MLA_OK) st = mla_tap_fetch(be, v, a->v, hk, err);
     if (st == MLA_OK && r->s.k) st = mla_tap_fetch(be, whole, a->k_rot, hk, err);
     if (st == MLA_OK && r->s.gate) st = mla_tap_fetch_gate(be, gate, a, T, r->c->heads, d, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", tap->layer);
     features(y, r, k, v);
+    if (r->s.rms) inverse_rms(rms, k, T * G, d, r->c->rms_eps);
     for (size_t i = 0; r->s.k && i < T * G; i++) memcpy(kr + i * rot, whole + i * d, rot * sizeof *kr);
     for (size_t i = 0; i < r->s.all; i++) {
         if (!isfinite(r->f[i])) return mla_fail(err, MLA_EFORMAT, "layer %zu: an activation is not finite", tap->layer);
@@ -165,6 +180,7 @@ struct mla_rows {
     size_t n_rows;
     mla_mapped file;
     float *cos, *sin, *WW, *o; /* o (n_rows, T, H, d) */
+    float *gain;               /* (d) layout P: of the keys' norm */
 };
 
 /* WW = W_O^T W_O and the rotation table. */
@@ -181,6 +197,7 @@ static mla_status fill_problem(mla_rows *r, const mla_rows_opts *o, size_t layer
     r->cos = mla_alloc_raw(T, half, sizeof *r->cos);
     r->sin = mla_alloc_raw(T, half, sizeof *r->sin);
     r->o = mla_alloc_raw(r->n_rows, r->s.q, sizeof *r->o);
+    if (r->s.rms) st = mla_model_vec(o->model, MLA_W_K_NORM, layer, d, &r->gain, err);
     if (!W || !inv || !r->WW || !r->cos || !r->sin || !r->o) st = mla_fail(err, MLA_ENOMEM, "refinement of layer %zu: %zu rows", layer, r->n_rows);
     if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
     if (st == MLA_OK) {
@@ -194,10 +211,10 @@ static mla_status fill_problem(mla_rows *r, const mla_rows_opts *o, size_t layer
     }
     mla_free(W);
     mla_free(inv);
-    size_t dk = o->layout == MLA_LAYOUT_N ? d - c->rope.rot : d;
+    size_t dk = mla_layout_key_dims(c, o->layout);
     r->p = (mla_local){.layout = o->layout, .H = c->heads, .G = c->kv_heads, .d = d, .rot = c->rope.rot, .groups = o->groups,
                        .n = c->kv_heads / o->groups * (dk + d), .max_T = T, .scale = (float)mla_config_attn_scale(c), .cos = r->cos,
-                       .sin = r->sin, .WW = r->WW};
+                       .sin = r->sin, .WW = r->WW, .gain = r->gain ? r->gain + c->rope.rot : NULL};
     return st;
 }
 
@@ -222,7 +239,7 @@ static mla_status compute_targets(mla_rows *r, mla_pool *pool, mla_err *err)
     size_t threads = mla_pool_threads(pool);
     targets g = {.r = r, .work = mla_alloc(threads, 1, sizeof *g.work), .buf = mla_alloc_raw(threads, mla_rows_scratch(r), sizeof *g.buf)};
     mla_status st = g.work && g.buf ? MLA_OK : mla_fail(err, MLA_ENOMEM, "targets of %zu rows", r->n_rows);
-    for (size_t i = 0; st == MLA_OK && i < threads; i++) st = mla_local_work_new(&g.work[i], &r->p, 1, err);
+    for (size_t i = 0; st == MLA_OK && i < threads; i++) st = mla_local_work_new(&g.work[i], &r->p, 1, 0, err);
     if (st == MLA_OK) mla_par_for(pool, r->n_rows, 1, target_rows, &g);
     for (size_t i = 0; g.work && i < threads; i++) mla_local_work_free(g.work[i]);
     mla_free(g.work);
@@ -258,6 +275,7 @@ void mla_rows_close(mla_rows *r)
     mla_free(r->sin);
     mla_free(r->WW);
     mla_free(r->o);
+    mla_free(r->gain);
     mla_free(r);
 }
 
@@ -269,7 +287,7 @@ void mla_rows_get(const mla_rows *r, size_t i, float *buf, mla_local_row *out)
     const shape *s = &r->s;
     const uint16_t *bits = (const uint16_t *)(const void *)(r->file.data + i * s->all * sizeof *bits);
     for (size_t k = 0; k < s->all; k++) buf[k] = mla_bf16_f32(bits[k]);
-    float *y = buf + s->q, *kr = y + s->y, *gate = kr + s->k;
+    float *y = buf + s->q, *kr = y + s->y, *rms = kr + s->k, *gate = rms + s->rms;
     for (size_t k = 0; k < s->gate; k++) gate[k] = 1 / (1 + expf(-gate[k]));
-    *out = (mla_local_row){.T = s->T, .q = buf, .y = y, .k_rot = s->k ? kr : NULL, .gamma = s->gate ? gate : NULL, .o = r->o + i * s->q, .stride = 1};
+    *out = (mla_local_row){.T = s->T, .q = buf, .y = y, .k_rot = s->k ? kr : NULL, .inv_rms = s->rms ? rms : NULL, .gamma = s->gate ? gate : NULL, .o = r->o + i * s->q, .stride = 1};
 }

@@ -1,7 +1,7 @@
 /* What the original model's attention layers see and do on some rows of text, recorded once through the runtime's taps and
- * read back layer by layer: rotated queries, features, exact rotary keys (layout N) and gates.
+ * read back layer by layer: rotated queries, features, exact rotary keys (layouts N and P), divisors (P) and gates.
  *
- * Kept in bf16, one file per layer: 2 T (H d [+ H d gate] + G (dk + d) [+ G rot in N]) bytes a row of T tokens. The target
+ * Kept in bf16, one file per layer: 2 T (H d [+ H d gate] + G (dk + d) [+ G rot in N; + G (rot + 1) in P]) bytes a row of T tokens. The target
  * output is computed from the rounded values, so that exact factors have no loss. Disk: 69,632 tokens of SmolLM2-135M
  * (30 layers) 4.0 GB, of the tiny hybrid (4 layers) 0.6 GB, of a Qwen3.5-27B shape (16 layers) 33 GB. Memory: one layer,
  * its target in f32 (4 T H d bytes a row). */

@@ -1,17 +1,15 @@
 /* Forward and backward of one attention layer with shared-rotary factors. */
 #include "retrofit/shared_local.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "linalg/gemm.h"
-
-#define BLOCK 128 /* queries per product: keys after the block are skipped */
+#include "retrofit/attend.h"
 
 struct mla_shared_work {
     float *P;        /* (H, T, T) probabilities, kept from forward to backward */
-    float *S;        /* (BLOCK, T) */
+    float *S;        /* (MLA_HEAD_BLOCK, T) */
     float *c, *dc;   /* (T, r) */
     float *z, *dz;   /* (T, w) rotated shared keys, w = R rot */
     float *key;      /* (T, d + w) of one head: [K_h c | z] */
@@ -28,7 +26,7 @@ mla_status mla_shared_work_new(mla_shared_work **out, const mla_shared_problem *
     mla_shared_work *k = mla_alloc(1, 1, sizeof *k);
     if (!k) return mla_fail(err, MLA_ENOMEM, "scratch of a local refinement");
     struct { float **to; size_t n; } const part[] = {
-        {&k->P, s->H * T}, {&k->S, BLOCK}, {&k->c, s->r}, {&k->dc, s->r}, {&k->z, w}, {&k->dz, w}, {&k->key, kw}, {&k->dkey, kw},
+        {&k->P, s->H * T}, {&k->S, MLA_HEAD_BLOCK}, {&k->c, s->r}, {&k->dc, s->r}, {&k->z, w}, {&k->dz, w}, {&k->key, kw}, {&k->dkey, kw},
         {&k->query, kw}, {&k->dq2, w}, {&k->v, s->d}, {&k->dv, s->d}, {&k->o, Hd}, {&k->A, Hd}, {&k->B, Hd},
     };
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
@@ -109,72 +107,35 @@ static void head_inputs(const job *j, size_t h)
     }
 }
 
-static void softmax_row(float *x, size_t t, size_t width)
+static mla_span whole(const job *j) { return (mla_span){j->row->T, 0, 1}; }
+
+static mla_head head_at(const job *j, size_t h)
 {
-    float mx = x[0];
-    double sum = 0;
-    for (size_t s = 1; s <= t; s++) mx = x[s] > mx ? x[s] : mx;
-    for (size_t s = 0; s <= t; s++) {
-        x[s] = expf(x[s] - mx);
-        sum += x[s];
-    }
-    float inv = (float)(1 / sum);
-    for (size_t s = 0; s <= t; s++) x[s] *= inv;
-    memset(x + t + 1, 0, (width - t - 1) * sizeof *x);
+    const mla_shared_work *k = j->k;
+    size_t T = j->row->T, d = j->s->d, kw = d + j->s->R * j->s->rot;
+    return (mla_head){.dk = kw, .dv = d, .scale = j->p->scale, .q = k->query, .ldq = kw, .k = k->key, .ldk = kw, .v = k->v, .ldv = d, .P = k->P + h * T * T};
 }
 
 static void head_forward(const job *j, size_t h)
 {
-    mla_shared_work *k = j->k;
-    size_t T = j->row->T, d = j->s->d, kw = d + j->s->R * j->s->rot, Hd = j->s->H * d;
-    float *P = k->P + h * T * T;
+    mla_span s = whole(j);
+    mla_head head = head_at(j, h);
     head_inputs(j, h);
-    for (size_t t0 = 0; t0 < T; t0 += BLOCK) {
-        size_t t1 = t0 + BLOCK < T ? t0 + BLOCK : T, m = t1 - t0;
-        mla_sgemm(&(mla_sgemm_args){.tb = true, .M = m, .N = t1, .K = kw, .alpha = j->p->scale, .a = k->query + t0 * kw, .lda = kw, .b = k->key,
-                                    .ldb = kw, .c = P + t0 * T, .ldc = T});
-        for (size_t t = t0; t < t1; t++) softmax_row(P + t * T, t, t1);
-        mla_sgemm(&(mla_sgemm_args){.M = m, .N = d, .K = t1, .alpha = 1, .a = P + t0 * T, .lda = T, .b = k->v, .ldb = d,
-                                    .c = k->o + t0 * Hd + h * d, .ldc = Hd});
-    }
+    mla_head_forward(&head, &s, j->k->o + h * j->s->d, j->s->H * j->s->d);
 }
 
-/* dS = P o (dP - rowsum(P o dP)) over one block of queries, in place in S (dP on entry). */
-static void softmax_back(float *S, const float *P, size_t t0, size_t t1, size_t T)
-{
-    for (size_t t = t0; t < t1; t++) {
-        float *s = S + (t - t0) * T, lane[8] = {0};
-        const float *p = P + t * T;
-        size_t i = 0;
-        for (; i + 8 <= t1; i += 8)
-            for (size_t n = 0; n < 8; n++) lane[n] += s[i + n] * p[i + n];
-        for (; i < t1; i++) lane[0] += s[i] * p[i];
-        float mean = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-        for (i = 0; i < t1; i++) s[i] = p[i] * (s[i] - mean);
-    }
-}
-
-/* dkey, dv and dq2 of head h from dL/do in B; the head's inputs are formed again. */
+/* dkey, dv and dq2 of head h from dL/do in o; the head's inputs are formed again. */
 static void head_attend_back(const job *j, size_t h)
 {
     mla_shared_work *k = j->k;
-    const float *P = k->P + h * j->row->T * j->row->T;
     size_t T = j->row->T, d = j->s->d, w = j->s->R * j->s->rot, kw = d + w, Hd = j->s->H * d;
+    mla_span s = whole(j);
+    mla_head head = head_at(j, h);
     head_inputs(j, h);
     memset(k->dkey, 0, T * kw * sizeof(float));
     memset(k->dv, 0, T * d * sizeof(float));
-    for (size_t t0 = 0; t0 < T; t0 += BLOCK) {
-        size_t t1 = t0 + BLOCK < T ? t0 + BLOCK : T, m = t1 - t0;
-        const float *dO = k->B + t0 * Hd + h * d;
-        mla_sgemm(&(mla_sgemm_args){.tb = true, .M = m, .N = t1, .K = d, .alpha = 1, .a = dO, .lda = Hd, .b = k->v, .ldb = d, .c = k->S, .ldc = T});
-        softmax_back(k->S, P, t0, t1, T);
-        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = t1, .N = d, .K = m, .alpha = 1, .beta = 1, .a = P + t0 * T, .lda = T, .b = dO, .ldb = Hd,
-                                    .c = k->dv, .ldc = d});
-        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = t1, .N = kw, .K = m, .alpha = j->p->scale, .beta = 1, .a = k->S, .lda = T,
-                                    .b = k->query + t0 * kw, .ldb = kw, .c = k->dkey, .ldc = kw});
-        mla_sgemm(&(mla_sgemm_args){.M = m, .N = w, .K = t1, .alpha = j->p->scale, .a = k->S, .lda = T, .b = k->key + d, .ldb = kw,
-                                    .c = k->dq2 + t0 * w, .ldc = w});
-    }
+    mla_head_grad g = {.dk = k->dkey, .lddk = kw, .dv = k->dv, .lddv = d, .dq = k->dq2, .lddq = w, .from = d, .S = k->S};
+    mla_head_backward(&head, &s, k->o + h * d, Hd, &g);
 }
 
 static void head_back(const job *j, size_t h)
@@ -198,34 +159,20 @@ static void head_back(const job *j, size_t h)
     }
 }
 
-/* B = A W_O^T W_O and the sum of A o B. */
-static double output_energy(const job *j)
-{
-    size_t T = j->row->T, Hd = j->s->H * j->s->d;
-    mla_shared_work *k = j->k;
-    mla_sgemm(&(mla_sgemm_args){.M = T, .N = Hd, .K = Hd, .alpha = 1, .a = k->A, .lda = Hd, .b = j->p->WW, .ldb = Hd, .c = k->B, .ldc = Hd});
-    double sum = 0;
-    for (size_t i = 0; i < T * Hd; i++) sum += (double)k->A[i] * k->B[i];
-    return sum;
-}
-
 double mla_shared_loss(const mla_shared_problem *p, mla_shared_work *k, const mla_shared_row *row, const mla_shared *s, double *energy, mla_shared *grad)
 {
     job j = {p, k, row, s, grad};
-    size_t T = row->T, w = s->R * s->rot, all = T * s->H * s->d;
-    const float *gamma = row->gamma;
-    if (energy) {
-        for (size_t i = 0; i < all; i++) k->A[i] = (gamma ? gamma[i] : 1) * row->o[i];
-        *energy = output_energy(&j);
-    }
+    size_t T = row->T, w = s->R * s->rot;
+    mla_span span = whole(&j);
+    mla_output x = {.width = s->H * s->d, .WW = p->WW, .gamma = row->gamma, .o = row->o, .A = k->A, .B = k->B};
+    if (energy) *energy = mla_output_loss(&x, &span, NULL);
     apply(k->c, s->r, row->x, s->D, s->E, (size_t[]){T, s->r, s->D});
     apply(k->z, w, row->x, s->D, s->KR, (size_t[]){T, w, s->D});
     mla_shared_turn(p, k->z, (size_t[]){T, w, s->R, s->rot}, s->rot, false);
     for (size_t h = 0; h < s->H; h++) head_forward(&j, h);
-    for (size_t i = 0; i < all; i++) k->A[i] = (gamma ? gamma[i] : 1) * (k->o[i] - row->o[i]);
-    double loss = output_energy(&j);
+    double loss = mla_output_loss(&x, &span, k->o);
     if (!grad) return loss;
-    for (size_t i = 0; i < all; i++) k->B[i] *= 2 * (gamma ? gamma[i] : 1);
+    mla_output_back(&x, &span, k->o);
     memset(k->dc, 0, T * s->r * sizeof(float));
     memset(k->dz, 0, T * w * sizeof(float));
     for (size_t h = 0; h < s->H; h++) head_back(&j, h);
