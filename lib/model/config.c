@@ -274,6 +274,7 @@ void mla_config_free(mla_config *c)
     mla_free(c->rope.inv_freq);
     mla_free(c->rope.long_inv_freq);
     mla_free(c->mla.rank);
+    mla_free(c->mla.width);
     mla_free(c->mla.factors_file);
     mla_free(c->quant_method);
     *c = (mla_config){.bos = -1};

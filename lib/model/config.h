@@ -48,7 +48,8 @@ typedef struct { /* config.json "mla": how the attention of a retrofit is cached
     mla_layout layout;
     size_t groups;                /* 1 = MLA, g = GLA-g */
     size_t *rank;                 /* (layers): latent values per token over all groups; 0 for other layers */
-    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild), R * rot (shared), even (absorbed-rope) */
+    size_t rotary_width;          /* rotary key values cached per token: kv_heads * rot (N, P), 0 (rebuild), R * rot (shared), even (absorbed-rope: the largest of all layers) */
+    size_t *width;                /* (layers) absorbed-rope: rotary values of each layer; NULL: rotary_width in all */
     size_t freq_fold;             /* absorbed-rope: so many neighbouring frequencies turn as their first one; 0 or 1: none */
     mla_dtype dtype;              /* of encoder and decoder: MLA_BF16 or MLA_F32 */
     char *factors_file;           /* relative path */
@@ -95,6 +96,8 @@ void mla_config_free(mla_config *c);
 size_t mla_layout_key_dims(const mla_config *c, mla_layout l); /* key dims per head in the latent */
 size_t mla_layout_rotary(const mla_config *c, mla_layout l);
 size_t mla_layout_divisors(const mla_config *c, mla_layout l);
+/* Rotary values that a retrofit caches in full-attention layer `layer`. */
+size_t mla_config_rotary_values(const mla_config *c, size_t layer);
 /* MLA_EINVAL with the reason when a model of this shape cannot be cached so. */
 MLA_CHECKED mla_status mla_layout_fits(const mla_config *c, mla_layout l, mla_err *err);
 size_t mla_config_full_layers(const mla_config *c);   /* number of full-attention layers (trunk) */

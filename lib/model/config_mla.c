@@ -81,6 +81,33 @@ static void read_ranks(block *b, mla_config *c)
     }
 }
 
+/* rotary_widths, where layers differ: even numbers from 2 to rotary_width, which is the largest; 0 in other layers. */
+static void read_widths(block *bl, mla_config *c)
+{
+    mla_rd *b = &bl->rd;
+    const mla_jv *list = mla_rd_get(b, "rotary_widths"), *v;
+    size_t top = 0, found = mla_jv_is_arr(list) ? mla_jv_len(list) : 0;
+    if (!list || *b->st != MLA_OK) return;
+    if (found != c->layers) {
+        mla_rd_fail(b, MLA_EFORMAT, "rotary_widths", "expected a list of %zu widths, one per layer, found %zu", c->layers, found);
+        return;
+    }
+    if (!(c->mla.width = mla_alloc(c->layers, 1, sizeof *c->mla.width))) {
+        *b->st = mla_fail(b->err, MLA_ENOMEM, "config: rotary widths");
+        return;
+    }
+    v = mla_jv_first(list);
+    for (size_t i = 0; i < c->layers; i++, v = mla_jv_next(v)) {
+        size_t *w = &c->mla.width[i], lo = c->layer_kind[i] == MLA_LAYER_FULL ? 2 : 0, hi = lo ? c->mla.rotary_width : 0;
+        if (!mla_jv_size(v, w) || *w < lo || *w > hi || *w % 2) {
+            mla_rd_fail(b, MLA_EFORMAT, "rotary_widths", "layer %zu: expected an even number from %zu to %zu", i, lo, hi);
+            return;
+        }
+        if (*w > top) top = *w;
+    }
+    if (top != c->mla.rotary_width) mla_rd_fail(b, MLA_EFORMAT, "rotary_widths", "the largest is %zu, rotary_width says %zu", top, c->mla.rotary_width);
+}
+
 /* The free choices of layout absorbed-rope: how many rotary values, and how many frequencies turn as one. */
 static void read_absorbed(block *bl, mla_config *c)
 {
@@ -94,6 +121,7 @@ static void read_absorbed(block *bl, mla_config *c)
     if (half % m->freq_fold) mla_rd_fail(b, MLA_EFORMAT, "freq_fold", "%zu does not divide %zu frequencies", m->freq_fold, half);
     if (m->freq_fold > 1 && (s[0] | s[1] | s[2]))
         mla_rd_fail(b, MLA_EFORMAT, "freq_fold", "%zu, but neighbouring frequencies of a multi-axis RoPE follow different axes", m->freq_fold);
+    read_widths(bl, c);
 }
 
 static void read_block(block *bl, mla_config *c)

@@ -13,8 +13,8 @@ mla_status mla_factors_dims(const mla_config *c, mla_layout layout, size_t group
     if (layout == MLA_LAYOUT_SHARED) return mla_fail(err, MLA_EINVAL, "layout shared-rotary: its factors stand in a file of their own (text_config.shared_mla)");
     bool absorbed = layout == MLA_LAYOUT_ABSORBED || layout == MLA_LAYOUT_DEEPSEEK;
     if (absorbed && groups > 1) return mla_fail(err, MLA_EINVAL, "groups: %zu, but layout %s has one latent for all KV heads", groups, mla_layout_name(layout));
-    if (absorbed && c->rope.rot != c->head_dim)
-        return mla_fail(err, MLA_EINVAL, "layout %s is for models that rotate whole heads; this one rotates %zu of %zu dims: use layout n",
+    if (layout == MLA_LAYOUT_DEEPSEEK && c->rope.rot != c->head_dim)
+        return mla_fail(err, MLA_EINVAL, "layout %s is for models that rotate whole heads; this one rotates %zu of %zu dims: use layout n or absorbed-rope",
                         mla_layout_name(layout), c->rope.rot, c->head_dim);
     if (groups == 0 || c->kv_heads % groups) return mla_fail(err, MLA_EINVAL, "groups: %zu does not divide %zu KV heads", groups, c->kv_heads);
     size_t d_key = mla_layout_key_dims(c, layout);
@@ -146,14 +146,16 @@ void mla_factors_identity(mla_factors *f)
 }
 
 /* Frequencies that the pair s mixes: from *lo to *hi. A pair of zeros mixes none: lo = hi = 0. */
-static mla_status span_of(size_t *lo, size_t *hi, const mla_factors *f, size_t s, mla_err *err)
+static mla_status span_of(size_t *lo, size_t *hi, const mla_factors *f, size_t half, size_t s, mla_err *err)
 {
-    size_t gd = f->n / 2, half = f->d / 2, slots = f->w / 2;
+    size_t gd = f->n / 2, slots = f->w / 2;
     const float *re = f->Er + s * gd, *im = f->Er + (s + slots) * gd;
     bool any = false;
     *lo = *hi = 0;
     for (size_t x = 0; x < gd; x++) {
         size_t j = x % f->d;
+        if (j >= 2 * half && (re[x] != 0 || im[x] != 0))
+            return mla_fail(err, MLA_EFORMAT, "rotary encoder: values %zu and %zu take key dim %zu, which does not turn", s, s + slots, x);
         if (j >= half) continue;
         if (re[x] != im[x + half] || im[x] != -re[x + half])
             return mla_fail(err, MLA_EFORMAT, "rotary encoder: values %zu and %zu are no rotating pair at key dim %zu", s, s + slots, x);
@@ -165,13 +167,13 @@ static mla_status span_of(size_t *lo, size_t *hi, const mla_factors *f, size_t s
     return MLA_OK;
 }
 
-mla_status mla_factors_slots(size_t *freq, size_t *fold, const mla_factors *f, mla_err *err)
+mla_status mla_factors_slots(size_t *freq, size_t *fold, const mla_factors *f, size_t rot, mla_err *err)
 {
-    size_t half = f->d / 2, lo, hi;
+    size_t half = rot / 2, lo, hi;
     for (*fold = 1; *fold <= half; ++*fold) { /* the smallest folding that explains every pair */
         bool fits = half % *fold == 0;
         for (size_t s = 0; fits && s < f->w / 2; s++) {
-            mla_status st = span_of(&lo, &hi, f, s, err);
+            mla_status st = span_of(&lo, &hi, f, half, s, err);
             if (st != MLA_OK) return st;
             fits = lo / *fold == hi / *fold;
             freq[s] = lo / *fold * *fold;

@@ -45,9 +45,9 @@ MLA_CHECKED mla_status mla_factors_centers(mla_factors *f, size_t heads, mla_err
  * rotated dim in a slot, and r = 2 G d - w, the latent of what is left. */
 void mla_factors_identity(mla_factors *f);
 /* Layout absorbed-rope: which frequency each pair of rotary values (s, s + w/2) turns with, from the rows of Er: freq (w/2)
- * receives the first of the *fold neighbouring frequencies that the pair mixes (1: it mixes heads only). MLA_EFORMAT when
- * a pair does not commute with the rotation. */
-MLA_CHECKED mla_status mla_factors_slots(size_t *freq, size_t *fold, const mla_factors *f, mla_err *err);
+ * receives the first of the *fold neighbouring frequencies that the pair mixes (1: it mixes heads only); the model rotates
+ * the first rot dims of a head. MLA_EFORMAT when a pair does not commute with the rotation. */
+MLA_CHECKED mla_status mla_factors_slots(size_t *freq, size_t *fold, const mla_factors *f, size_t rot, mla_err *err);
 /* Values cached per token by a layer with these factors: groups*r (+ G*rot rotary keys in layout N, w in absorbed-rope). */
 size_t mla_factors_cached(const mla_config *c, const mla_factors *f);
 #endif

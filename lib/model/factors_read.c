@@ -37,6 +37,7 @@ static mla_status find(const mla_model *m, size_t layer, parts *t, size_t *n, si
     const mla_retrofit_config *f = &m->cfg.mla;
     const mla_config *c = &m->cfg;
     bool absorbed = f->layout == MLA_LAYOUT_ABSORBED;
+    size_t w = mla_config_rotary_values(c, layer);
     *t = (parts){0};
     mla_status st = mla_factors_dims(&m->cfg, f->layout, f->groups, n, err);
     *r = f->rank[layer] / f->groups;
@@ -52,8 +53,8 @@ static mla_status find(const mla_model *m, size_t layer, parts *t, size_t *n, si
     if (st == MLA_OK) st = check(m, t->decoder, f->dtype, 3, (size_t[]){f->groups, absorbed ? (c->heads + c->kv_heads) * c->head_dim : *n, *r}, err);
     if (st == MLA_OK && absorbed) st = need(m, layer, "rotary_encoder.weight", &t->rotary, err);
     if (st == MLA_OK && absorbed) st = need(m, layer, "rotary_query.weight", &t->query, err);
-    if (st == MLA_OK && absorbed) st = check(m, t->rotary, MLA_F32, 2, (size_t[]){f->rotary_width, c->kv_heads * c->head_dim}, err);
-    if (st == MLA_OK && absorbed) st = check(m, t->query, MLA_F32, 3, (size_t[]){c->kv_heads, f->rotary_width, c->head_dim}, err);
+    if (st == MLA_OK && absorbed) st = check(m, t->rotary, MLA_F32, 2, (size_t[]){w, c->kv_heads * c->head_dim}, err);
+    if (st == MLA_OK && absorbed) st = check(m, t->query, MLA_F32, 3, (size_t[]){c->kv_heads, w, c->head_dim}, err);
     return st == MLA_OK ? check(m, t->mean, MLA_F32, 2, (size_t[]){f->groups, *n}, err) : st;
 }
 
@@ -94,7 +95,7 @@ mla_status mla_model_factors(const mla_model *m, size_t layer, mla_factors *out,
         return mla_fail(err, MLA_EINVAL, "layer %zu is no full-attention layer of %s", layer, m->path);
     mla_status st = find(m, layer, &t, &n, &r, err);
     if (st == MLA_OK)
-        st = t.rotary ? mla_factors_new_absorbed(out, &m->cfg, m->cfg.mla.rotary_width, r, err)
+        st = t.rotary ? mla_factors_new_absorbed(out, &m->cfg, mla_config_rotary_values(&m->cfg, layer), r, err)
                       : mla_factors_new(out, m->cfg.mla.layout, m->cfg.mla.groups, n, r, err);
     if (st != MLA_OK) return st;
     st = widen(out->E, t.encoder, err);

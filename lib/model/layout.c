@@ -31,6 +31,8 @@ size_t mla_layout_key_dims(const mla_config *c, mla_layout l)
     return l == MLA_LAYOUT_N || l == MLA_LAYOUT_P || l == MLA_LAYOUT_SHARED ? c->head_dim - c->rope.rot : c->head_dim;
 }
 
+size_t mla_config_rotary_values(const mla_config *c, size_t layer) { return c->mla.width ? c->mla.width[layer] : c->mla.rotary_width; }
+
 size_t mla_layout_divisors(const mla_config *c, mla_layout l) { return l == MLA_LAYOUT_P ? c->kv_heads : 0; }
 
 mla_status mla_layout_fits(const mla_config *c, mla_layout l, mla_err *err)

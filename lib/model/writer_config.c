@@ -65,6 +65,9 @@ static mla_status set_block(mla_jv *at, const mla_config *c, const mla_retrofit_
         if (!r->old_names) ok = mla_jv_add_size(ranks, r->rank[l]) != NULL;
         else if (r->rank[l]) ok = mla_jv_set_size(ranks, name, r->rank[l]);
     }
+    mla_jv *widths = ok && r->width ? mla_jv_set_arr(b, "rotary_widths") : NULL;
+    ok = ok && (widths || !r->width);
+    for (size_t l = 0; ok && widths && l < c->layers; l++) ok = mla_jv_add_size(widths, r->width[l]) != NULL;
     ok = ok && (r->freq_fold < 2 || mla_jv_set_size(b, "freq_fold", r->freq_fold)) && mla_jv_set_size(b, k[4], rotary_width(c, r)) && mla_jv_set_str(b, k[5], r->dtype == MLA_F32 ? "float32" : "bfloat16") &&
          mla_jv_set_str(b, k[6], r->factors_file) && mla_jv_set_str(b, k[7], hex);
     return ok ? MLA_OK : no_memory(err);

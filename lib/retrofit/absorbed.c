@@ -83,6 +83,11 @@ static double whole_energy(const mla_absorbed *a, size_t n)
     size_t gd = n / 2;
     double e = 0;
     for (size_t i = 0; i < r->blocks * r->q; i++) e += a->balance * r->energy[i];
+    for (size_t h = 0; h < r->H; h++) { /* dims that never turn */
+        size_t at = h / (r->H / r->G) * r->d;
+        for (size_t i = 2 * r->half; i < r->d; i++)
+            for (size_t j = 2 * r->half; j < r->d; j++) e += a->balance * a->Q[(h * r->d + i) * r->d + j] * a->C[(at + i) * n + at + j];
+    }
     for (size_t i = 0; i < gd; i++)
         for (size_t j = 0; j < gd; j++) e += a->L[i * gd + j] * a->C[(gd + i) * n + gd + j];
     return e;

@@ -126,9 +126,9 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
         fo.refiner = refiner;
     }
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
-    if (st == MLA_OK && out->f.rotary_width && !out->recipe.rotary_width)
+    if (st == MLA_OK && out->f.rotary_width && !out->recipe.rotary_width && !out->f.shares)
         mla_info(o->log, "%zu of the cached values are rotary: the width of least predicted loss", out->f.rotary_width);
-    if (st == MLA_OK) out->recipe.rotary_width = out->f.rotary_width;
+    if (st == MLA_OK && !out->f.shares) out->recipe.rotary_width = out->f.rotary_width;
     if (st == MLA_OK && out->f.f32 && out->recipe.factors_dtype == MLA_FACTORS_AUTO && out->recipe.layout != MLA_LAYOUT_DEEPSEEK)
         mla_info(o->log, "factors stored in f32: bf16 would lose more than the rank does");
     mla_refiner_free(refiner);
@@ -188,8 +188,8 @@ static mla_status budget_is_lossless(bool *yes, const mla_inputs *in, const mla_
     if (r->layout == MLA_LAYOUT_SHARED) return mla_shared_rank(&rank, c, r->rotary_keys, r->budget, err);
     mla_status st = mla_recipe_rank(&rank, r, c, err);
     if (st == MLA_OK) st = mla_factors_dims(c, r->layout, r->groups, &n, err);
-    size_t shared = r->layout == MLA_LAYOUT_ABSORBED || r->layout == MLA_LAYOUT_DEEPSEEK ? n / 2 : 0; /* all keys rotary, values latent */
-    if (st == MLA_OK) *yes = shared ? r->rotary_width == shared && r->freq_fold == 1 && rank >= shared : rank == n * r->groups;
+    size_t slots = r->layout == MLA_LAYOUT_ABSORBED || r->layout == MLA_LAYOUT_DEEPSEEK ? c->kv_heads * c->rope.rot : 0; /* all of them */
+    if (st == MLA_OK) *yes = slots ? r->rotary_width == slots && r->freq_fold == 1 && rank >= n - slots : rank == n * r->groups;
     return st;
 }
 
@@ -290,7 +290,7 @@ mla_status mla_build_solve(mla_build_result *out, const mla_build_opts *o, const
     mla_factorize_opts fo = {.model = in.model, .recipe = &out->recipe, .fit = &sum, .held = o->held_stats ? &held : NULL, .pool = o->pool, .nested = o->nested,
                              .eigen = {o->be, o->log}};
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
-    if (st == MLA_OK) out->recipe.rotary_width = out->f.rotary_width;
+    if (st == MLA_OK && !out->f.shares) out->recipe.rotary_width = out->f.rotary_width;
     if (st == MLA_OK)
         st = o->nested ? mla_nested_write(factors_out, in.model, out->f.nested, out->f.layers, out->f.f32, out->root, err)
                        : mla_factors_write(factors_out, in.model, &out->f, out->root, err);
@@ -315,7 +315,7 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
     if (st == MLA_OK) st = mla_sha256_files(&fd, 1, o->pool, NULL, err);
     if (st == MLA_OK) st = mla_factor_source_read(&src, factors, in.model, err);
     if (st == MLA_OK) {
-        out->recipe.layout = src.layer[0].f.layout;
+        out->recipe.layout = src.deepseek ? MLA_LAYOUT_DEEPSEEK : src.layer[0].f.layout;
         out->recipe.groups = src.layer[0].f.groups;
         out->recipe.balance = 0;
         st = mla_recipe_settle(&out->recipe, mla_model_config(in.model), err);
@@ -326,6 +326,9 @@ mla_status mla_build_graft(mla_build_result *out, const mla_build_opts *o, const
         if (note.len) mla_warn(o->log, "%s", mla_str_c(&note));
         out->recipe.factors_dtype = out->f.f32 ? MLA_FACTORS_F32 : MLA_FACTORS_BF16;
         if (out->recipe.allocation == MLA_ALLOC_AUTO) out->recipe.allocation = MLA_ALLOC_UNIFORM;
+        out->recipe.rotary_width = out->f.rotary_width;
+        if (out->f.freq_fold) out->recipe.freq_fold = out->f.freq_fold;
+        if (src.deepseek) st = mla_recipe_deepseek(&out->recipe, mla_model_config(in.model), err);
         out->recipe.refine_steps = 0; /* what the factors went through stands in their file */
         if (src.refined && !(out->f.refined = mla_strdup(src.refined))) st = mla_fail(err, MLA_ENOMEM, "graft");
     }

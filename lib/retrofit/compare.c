@@ -62,7 +62,7 @@ mla_status mla_compare_layouts(mla_compared out[MLA_COMPARE_LAYOUTS], const mla_
     mla_status st = mla_inputs_open_base(&in, &r, &io, err);
     const mla_config *c = st == MLA_OK ? mla_model_config(in.model) : NULL;
     if (st == MLA_OK && c->rope.rot < c->head_dim)
-        st = mla_fail(err, MLA_EINVAL, "this model has key dims without rotation: layout n caches its rotary keys exactly, there is nothing to compare");
+        st = mla_fail(err, MLA_EINVAL, "this model has key dims without rotation: layout n caches its rotary keys exactly; mla-retrofit plan says what shared ones would buy");
     if (st == MLA_OK) st = mla_inputs_read_text(&in, &r, &io, err);
     if (st == MLA_OK && in.n_held < r.row_tokens)
         st = mla_fail(err, MLA_EINVAL, "%zu held-out tokens: a row of %zu is needed to measure (--held-out FILE)", in.n_held, r.row_tokens);

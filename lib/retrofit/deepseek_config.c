@@ -43,7 +43,7 @@ mla_status mla_deepseek_shape_of(mla_deepseek_shape *out, const mla_model *base,
                           l, x->r, x->w, s.rank, s.w);
             break;
         }
-        st = mla_factors_slots(mine, &fold, x, err);
+        st = mla_factors_slots(mine, &fold, x, x->d, err);
         for (size_t i = 0; st == MLA_OK && i < half; i++) mine[i] = mine[i] / s.fold * s.fold;
         if (st == MLA_OK && l == 0) memcpy(freq, mine, half * sizeof *freq);
         if (st == MLA_OK && (fold > s.fold || memcmp(freq, mine, half * sizeof *freq)))

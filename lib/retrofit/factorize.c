@@ -11,6 +11,7 @@
 #include "retrofit/divisor.h"
 #include "retrofit/piece.h"
 #include "retrofit/rounds.h"
+#include "retrofit/shares.h"
 #include "retrofit/width.h"
 
 typedef struct {
@@ -65,7 +66,7 @@ static mla_status one_result(work *w, size_t i)
     if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
-    *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .predicted = total > 0 ? mla_solution_tail(s, per) / total : 0, .held_out = -1,
+    *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .rotary = f->w, .predicted = total > 0 ? mla_solution_tail(s, per) / total : 0, .held_out = -1,
                             .energy = total, .k_share = mla_solution_k_share(s, per), .floored = s->floored,
                             .refined = w->refined[i].r > 0, .local = w->local[i]};
     if (r->refined && w->out->f32) r->local.stored = moved ? r->local.after : r->local.before;
@@ -187,20 +188,28 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     if (st == MLA_OK && o->nested && shares_rotary(r->layout))
         st = mla_fail(err, MLA_EINVAL, "--nested keeps layouts n and rebuild only: solve layout %s at its own rank", mla_layout_name(r->layout));
     mla_recipe settled = *r; /* with the width that the statistics choose */
-    if (st == MLA_OK && r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width)
+    bool shares = r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width && !r->balance_scan && (r->allocation == MLA_ALLOC_SPECTRUM || r->allocation == MLA_ALLOC_PROBE);
+    size_t *width = mla_alloc(n, 1, sizeof *width);
+    if (st == MLA_OK && !width) st = mla_fail(err, MLA_ENOMEM, "rotary widths of %zu layers", n);
+    if (st == MLA_OK && r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width && !shares)
         st = mla_choose_width(&settled.rotary_width, &(mla_solve_all_opts){.model = o->model, .recipe = r, .fit = fit, .pool = o->pool, .eigen = o->eigen}, err);
     settled.budget.rotary = settled.rotary_width;
     w.r = r = &settled;
     out->freq_fold = r->freq_fold;
+    out->deepseek = r->layout == MLA_LAYOUT_DEEPSEEK;
     out->rotary_width = r->rotary_width;
     mla_solve_all_opts so = {.model = o->model, .recipe = r, .fit = fit, .pool = o->pool, .eigen = o->eigen};
     mla_balance_opts bo = {.solve = so, .probe = o->probe, .dir = o->dir, .log = o->log};
     out->balance = r->balance;
     if (st == MLA_OK && r->balance_scan && !o->probe) st = mla_fail(err, MLA_EINVAL, "the scan of the balance needs held-out text: use build");
     if (st == MLA_OK && r->balance_scan) st = mla_balance_scan(&out->balance, w.sol, &bo, err);
-    if (st == MLA_OK) st = mla_solve_all(w.sol, &so, out->balance, err);
+    if (st == MLA_OK && !shares) st = mla_solve_all(w.sol, &so, out->balance, err);
     mla_rounds_opts ro = {.model = o->model, .recipe = r, .sol = w.sol, .layers = n, .probe = o->probe, .dir = o->dir};
-    if (st == MLA_OK) st = mla_choose_ranks(rank, &ro, err);
+    mla_shares_opts sh = {.solve = so, .balance = out->balance, .probe = o->probe, .dir = o->dir};
+    if (st == MLA_OK) st = shares ? mla_choose_shares(width, rank, w.sol, &sh, err) : mla_choose_ranks(rank, &ro, err);
+    for (size_t i = 0; st == MLA_OK && shares && i < n; i++)
+        if (width[i] > out->rotary_width) out->rotary_width = width[i];
+    out->shares = shares;
     if (st == MLA_OK && o->refiner) st = refine_all(&w, o, n, err);
     out->f32 = r->factors_dtype == MLA_FACTORS_F32 || r->layout == MLA_LAYOUT_DEEPSEEK; /* which merges them into its weights */
     if (st == MLA_OK) {
@@ -219,6 +228,7 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     mla_free(w.refined);
     mla_free(w.local);
     mla_free(rank);
+    mla_free(width);
     if (st != MLA_OK) mla_factorization_free(out);
     return st;
 }
@@ -236,8 +246,8 @@ mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, co
         if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
         mla_factors *f = &out->factors[out->layers];
         bool shared = shares_rotary(r->layout);
-        size_t keys = r->layout == MLA_LAYOUT_N ? c->head_dim - c->rope.rot : shared ? 0 : c->head_dim;
-        st = shared ? mla_factors_new_absorbed(f, c, n / 2, n / 2, err) : mla_factors_new(f, r->layout, r->groups, n, n, err);
+        size_t keys = shared ? c->head_dim - c->rope.rot : mla_layout_key_dims(c, r->layout), slots = c->kv_heads * c->rope.rot;
+        st = shared ? mla_factors_new_absorbed(f, c, slots, n - slots, err) : mla_factors_new(f, r->layout, r->groups, n, n, err);
         if (st != MLA_OK) break;
         mla_factors_identity(f);
         if (mla_layout_divisors(c, r->layout)) {
@@ -246,7 +256,7 @@ mla_status mla_factorize_identity(mla_factorization *out, const mla_model *m, co
         }
         out->rotary_width = f->w;
         out->freq_fold = 1;
-        out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = f->r * r->groups, .held_out = -1,
+        out->result[out->layers++] = (mla_layer_result){.layer = l, .rank = f->r * r->groups, .rotary = f->w, .held_out = -1,
                                                         .k_share = (double)keys / (double)(keys + c->head_dim)};
     }
     if (st != MLA_OK) mla_factorization_free(out);
@@ -274,6 +284,7 @@ void mla_factorization_to_json(const mla_factorization *f, mla_jv *arr)
         mla_jv *o = mla_jv_add_obj(arr);
         mla_jv_set_size(o, "layer", r->layer);
         mla_jv_set_size(o, "rank", r->rank);
+        if (r->rotary) mla_jv_set_size(o, "rotary_values", r->rotary);
         if (r->predicted >= 0) mla_jv_set_f64(o, "predicted_loss", r->predicted);
         if (r->exact >= 0) mla_jv_set_f64(o, "stored_loss", r->exact);
         if (r->held_out >= 0) mla_jv_set_f64(o, "held_out_loss", r->held_out);
@@ -299,13 +310,15 @@ static void put_percent(mla_str *out, int width, double share)
 
 void mla_factorization_table(const mla_factorization *f, mla_str *out)
 {
-    bool local = false;
-    for (size_t i = 0; i < f->layers; i++) local = local || f->result[i].refined;
-    mla_str_put(out, "layer   rank   predicted loss   as stored   held-out loss   keys' share");
+    bool local = false, rotary = false;
+    for (size_t i = 0; i < f->layers; i++) local = local || f->result[i].refined, rotary = rotary || f->result[i].rotary;
+    mla_str_put(out, rotary ? "layer   rank  rotary" : "layer   rank");
+    mla_str_put(out, "   predicted loss   as stored   held-out loss   keys' share");
     mla_str_put(out, local ? "   output error: closed form, refined\n" : "\n");
     for (size_t i = 0; i < f->layers; i++) {
         const mla_layer_result *r = &f->result[i];
         mla_str_printf(out, "%5zu %6zu ", r->layer, r->rank);
+        if (rotary) mla_str_printf(out, "%7zu ", r->rotary);
         put_percent(out, 15, r->predicted);
         put_percent(out, 10, r->exact);
         put_percent(out, 14, r->held_out);

@@ -17,6 +17,7 @@
 
 typedef struct {
     size_t layer, rank;         /* rank: values per token over all groups */
+    size_t rotary;              /* absorbed-rope: rotary values per token; else 0 */
     double predicted, held_out; /* share of the layer's weighted energy that is lost; negative: not known, not measured */
     double exact;               /* the same on the fit's own statistics, with the factors as stored (bf16); negative: not measured */
     double energy;              /* total, in squared output units; 0: exact factors, nothing was measured */
@@ -32,7 +33,9 @@ typedef struct {
     size_t layers;
     double balance;             /* of keys and values, as it was used */
     char *refined;              /* how layers were moved after solving; NULL: none was */
-    size_t rotary_width;        /* absorbed-rope: as chosen; else 0 */
+    size_t rotary_width;        /* absorbed-rope: as chosen, the largest of all layers; else 0 */
+    bool deepseek;              /* made for layout deepseek: one width, one rank, slots of every frequency alike */
+    bool shares;                /* absorbed-rope: each layer has a width of its own choice */
     size_t freq_fold;
     bool f32;                   /* stored precision of encoders and decoders: f32, else bf16 */
     mla_factors *factors;       /* in depth order */

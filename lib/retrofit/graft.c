@@ -77,6 +77,7 @@ mla_status mla_factors_write(const char *path, const mla_model *base, const mla_
         t[i].data = data[i];
     }
     mla_st_note note = {.key = f->refined ? MLA_FACTORS_REFINED : NULL, .value = f->refined};
+    if (f->deepseek) note = (mla_st_note){.key = MLA_FACTORS_LAYOUT, .value = mla_layout_name(MLA_LAYOUT_DEEPSEEK)}; /* solved, thus not refined */
     if (st == MLA_OK) st = mla_st_write_note(path, t, n, note, digest, err);
     for (size_t i = 0; i < n; i++) {
         if (name) mla_free(name[i]);
@@ -115,14 +116,19 @@ static mla_status write_config(const char *dir, const mla_model *base, const mla
     mla_retrofit_config r = {.layout = f->factors[0].layout, .groups = f->factors[0].groups, .rotary_width = f->rotary_width,
                               .freq_fold = f->freq_fold, .dtype = f->f32 ? MLA_F32 : MLA_BF16, .factors_file = file,
                               .old_names = old_names};
+    bool differ = false;
+    for (size_t i = 0; i < f->layers; i++) differ = differ || f->factors[i].w != f->factors[0].w;
     r.rank = mla_alloc(c->layers, 1, sizeof *r.rank);
+    r.width = differ ? mla_alloc(c->layers, 1, sizeof *r.width) : NULL;
     memcpy(r.factors_sha256, digest, 32);
-    mla_status st = r.rank && path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "config of %zu layers", c->layers);
+    mla_status st = r.rank && (r.width || !differ) && path ? MLA_OK : mla_fail(err, MLA_ENOMEM, "config of %zu layers", c->layers);
     for (size_t i = 0; st == MLA_OK && i < f->layers; i++) r.rank[f->result[i].layer] = f->factors[i].groups * f->factors[i].r;
+    for (size_t i = 0; st == MLA_OK && differ && i < f->layers; i++) r.width[f->result[i].layer] = f->factors[i].w;
     if (st == MLA_OK) st = mla_writer_config(&doc, base, &r, wo, err);
     if (st == MLA_OK) st = mla_json_write(path, mla_json_root(doc), err);
     mla_json_free(doc);
     mla_free(r.rank);
+    mla_free(r.width);
     mla_free(path);
     return st;
 }

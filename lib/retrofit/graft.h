@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "retrofit/factorize.h"
 
+#define MLA_FACTORS_LAYOUT "mla_layout" /* metadata: "deepseek" where solve made the factors for that export */
 #define MLA_FACTORS_REFINED "mla_refined" /* metadata of a factors file whose layers were moved after solving: how */
 #define MLA_FACTORS_FILE "mla_factors-00001-of-00001.safetensors"
 

@@ -48,6 +48,7 @@ typedef struct {
     mla_nested *layer;  /* in depth order; sigma and cross NULL where the file has none */
     bool nested;        /* made for prefixes */
     bool f32;           /* stored precision */
+    bool deepseek;      /* solved for layout deepseek (mla_layout of the metadata) */
     char *refined;      /* how the factors were refined after solving (mla_refined of the metadata); NULL: they were not */
 } mla_factor_source;
 MLA_CHECKED mla_status mla_factor_source_read(mla_factor_source *out, const char *path, const mla_model *base, mla_err *err);

@@ -229,15 +229,20 @@ mla_status mla_factor_source_read(mla_factor_source *out, const char *path, cons
     *out = (mla_factor_source){0};
     mla_status st = mla_st_open(&file, path, err);
     if (st != MLA_OK) return st;
-    const char *dtype = meta(file, META_DTYPE), *refined = meta(file, MLA_FACTORS_REFINED);
+    const char *dtype = meta(file, META_DTYPE), *refined = meta(file, MLA_FACTORS_REFINED), *layout = meta(file, MLA_FACTORS_LAYOUT);
     out->nested = dtype != NULL;
     if (dtype) {
         out->f32 = !strcmp(dtype, "float32");
         if (!out->f32 && strcmp(dtype, "bfloat16"))
             st = mla_fail(err, MLA_EFORMAT, META_DTYPE ": expected bfloat16 or float32, found another text of %zu bytes", strlen(dtype));
     }
+    out->deepseek = layout && !strcmp(layout, mla_layout_name(MLA_LAYOUT_DEEPSEEK));
+    if (st == MLA_OK && layout && !out->deepseek)
+        st = mla_fail(err, MLA_EFORMAT, MLA_FACTORS_LAYOUT ": expected deepseek, found another text of %zu bytes", strlen(layout));
     if (st == MLA_OK && refined && !(out->refined = plain_text(refined))) st = mla_fail(err, MLA_ENOMEM, "metadata");
     if (st == MLA_OK) st = read_layers(out, file, base, err);
+    if (st == MLA_OK && out->deepseek && out->layer[0].f.layout != MLA_LAYOUT_ABSORBED)
+        st = mla_fail(err, MLA_EFORMAT, MLA_FACTORS_LAYOUT ": deepseek, but there are no rotary encoders");
     mla_st_close(file);
     if (st == MLA_OK) return st;
     mla_factor_source_free(out);

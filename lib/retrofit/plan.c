@@ -14,9 +14,11 @@ static void price(mla_plan *p, const mla_config *c)
     mla_err none = {0};
     size_t G = c->kv_heads, rot = c->rope.rot;
     if (mla_shared_fits(c, &none) != MLA_OK) return;
-    if (p->cached_values > G * rot) p->price[p->n_price++] = (mla_plan_price){.rotary = G * rot, .latent = p->cached_values - G * rot};
-    for (size_t R = 1; R <= G && p->n_price < MLA_PLAN_PRICES; R++)
-        if (p->cached_values > R * rot) p->price[p->n_price++] = (mla_plan_price){.keys = R, .rotary = R * rot, .latent = p->cached_values - R * rot};
+    if (p->cached_values > G * rot) p->price[p->n_price++] = (mla_plan_price){.layout = MLA_LAYOUT_N, .rotary = G * rot, .latent = p->cached_values - G * rot};
+    for (size_t k = 0; k < 2; k++)
+        for (size_t R = k ? G : G - 1; R >= 1; R--) /* R = G in layout n is the exact one */
+            if (p->cached_values > R * rot && p->n_price < MLA_PLAN_PRICES)
+                p->price[p->n_price++] = (mla_plan_price){.layout = k ? MLA_LAYOUT_SHARED : MLA_LAYOUT_N, .keys = R, .rotary = R * rot, .latent = p->cached_values - R * rot};
 }
 
 mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, mla_err *err)
@@ -28,7 +30,7 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     bool shared = r->layout == MLA_LAYOUT_SHARED;
     mla_status st = shared ? mla_shared_rank(&p->rank, c, r->rotary_keys, r->budget, err) : mla_factors_dims(c, r->layout, r->groups, &n, err);
     mla_recipe q = *r;
-    if (r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width) q.rotary_width = q.budget.rotary = d; /* build takes it from the statistics */
+    if (r->layout == MLA_LAYOUT_ABSORBED && !r->rotary_width) q.rotary_width = q.budget.rotary = c->rope.rot; /* build takes it from the statistics */
     if (st == MLA_OK && !shared) st = mla_recipe_rank(&p->rank, &q, c, err);
     if (st != MLA_OK) return st;
     p->rank += r->layout == MLA_LAYOUT_DEEPSEEK; /* the constant coordinate */
@@ -86,7 +88,7 @@ void mla_plan_to_json(const mla_plan *p, const mla_recipe *r, mla_jv *o)
     mla_jv *list = p->n_price ? mla_jv_set_arr(o, "at_equal_bytes") : NULL;
     for (size_t i = 0; i < p->n_price; i++) {
         mla_jv *e = mla_jv_add_obj(list);
-        mla_jv_set_str(e, "layout", mla_layout_name(p->price[i].keys ? MLA_LAYOUT_SHARED : MLA_LAYOUT_N));
+        mla_jv_set_str(e, "layout", mla_layout_name(p->price[i].layout));
         if (p->price[i].keys) mla_jv_set_size(e, "rotary_keys", p->price[i].keys);
         mla_jv_set_size(e, "rotary_values", p->price[i].rotary);
         mla_jv_set_size(e, "latent_values", p->price[i].latent);
@@ -122,6 +124,7 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
     for (size_t i = 0; i < p->n_price; i++) {
         const mla_plan_price *e = &p->price[i];
         if (!e->keys) mla_str_printf(s, "  n: exact rotary keys of every KV head       %8zu %8zu\n", e->rotary, e->latent);
-        else mla_str_printf(s, "  shared-rotary, %zu key%s per frequency%s        %8zu %8zu\n", e->keys, e->keys == 1 ? "" : "s", e->keys == 1 ? " " : "", e->rotary, e->latent);
+        else mla_str_printf(s, "  %s, %zu shared key%s per frequency%*s %8zu %8zu\n", mla_layout_name(e->layout), e->keys, e->keys == 1 ? "" : "s",
+                            (e->layout == MLA_LAYOUT_N ? 12 : 0) + 1 + (e->keys == 1), "", e->rotary, e->latent);
     }
 }

@@ -10,10 +10,11 @@
 #include "model/model.h"
 #include "retrofit/recipe.h"
 
-#define MLA_PLAN_PRICES 9
+#define MLA_PLAN_PRICES 17
 
 typedef struct { /* one way to spend the planned values per token and layer */
-    size_t keys;                        /* shared rotary keys per frequency; 0: layout n, exact rotary keys */
+    mla_layout layout;
+    size_t keys;                        /* shared rotary keys per frequency; 0: exact ones of every KV head */
     size_t rotary, latent;
 } mla_plan_price;
 
@@ -29,7 +30,7 @@ typedef struct {
     uint64_t peak_bytes;                /* estimate: weights as held + sums + activations of a row */
     uint64_t work_bytes;                /* on disk while building: activations recorded for refinement */
     uint64_t disk_new_bytes;            /* when shards can be linked */
-    mla_plan_price price[MLA_PLAN_PRICES]; /* models with partial rotation: layouts n and shared-rotary at the same bytes */
+    mla_plan_price price[MLA_PLAN_PRICES]; /* models with partial rotation: layouts n, exact and with shared rotary keys, and shared-rotary at the same bytes */
     size_t n_price;
     double forward_flops;               /* of the calibration pass */
 } mla_plan;

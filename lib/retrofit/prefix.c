@@ -36,7 +36,8 @@ static mla_status choose(size_t *rank, const mla_factor_source *src, const mla_c
     if (!has_budget(o->recipe)) return MLA_OK;
     mla_budget b = o->recipe->budget;
     b.rotary = f->w;
-    mla_status st = mla_rank_uniform(&uniform, c, f->layout, f->groups, b, err);
+    mla_layout layout = o->recipe->layout == MLA_LAYOUT_DEEPSEEK ? MLA_LAYOUT_DEEPSEEK : f->layout; /* which spends a value on its constant */
+    mla_status st = mla_rank_uniform(&uniform, c, layout, f->groups, b, err);
     if (st == MLA_OK) st = mla_rank_in_set(&at, &o->recipe->rank_set, uniform, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < src->layers; i++) rank[i] = at;
@@ -102,17 +103,15 @@ static mla_status take(mla_factors *f, const mla_factor_source *src, const mla_c
     return st;
 }
 
-/* Width and folding of the rotary slots, the same in all layers. */
-static mla_status note_slots(mla_factorization *out, const mla_factors *f, mla_err *err)
+/* Width (the largest of all layers) and folding (the same in all) of the rotary slots. */
+static mla_status note_slots(mla_factorization *out, const mla_factors *f, size_t rot, mla_err *err)
 {
     size_t fold, *freq = mla_alloc(f->w / 2, 1, sizeof *freq);
-    mla_status st = freq ? mla_factors_slots(freq, &fold, f, err) : mla_fail(err, MLA_ENOMEM, "%zu rotary slots", f->w / 2);
+    mla_status st = freq ? mla_factors_slots(freq, &fold, f, rot, err) : mla_fail(err, MLA_ENOMEM, "%zu rotary slots", f->w / 2);
     mla_free(freq);
     if (st != MLA_OK) return st;
     if (fold > out->freq_fold) out->freq_fold = fold;
-    if (out->rotary_width && out->rotary_width != f->w)
-        return mla_fail(err, MLA_EFORMAT, "rotary encoders of %zu and %zu values: one width for all layers is expected", out->rotary_width, f->w);
-    out->rotary_width = f->w;
+    if (f->w > out->rotary_width) out->rotary_width = f->w;
     return MLA_OK;
 }
 
@@ -129,10 +128,10 @@ mla_status mla_prefix(mla_factorization *out, const mla_factor_source *src, cons
         size_t g = src->layer[i].f.groups;
         if ((st = check(src, i, rank[i], err)) != MLA_OK) break;
         out->layers = i + 1;
-        out->result[i] = (mla_layer_result){.layer = src->layer[i].layer, .rank = rank[i], .predicted = -1, .held_out = -1, .exact = -1};
+        out->result[i] = (mla_layer_result){.layer = src->layer[i].layer, .rank = rank[i], .rotary = src->layer[i].f.w, .predicted = -1, .held_out = -1, .exact = -1};
         cut += rank[i] < g * src->layer[i].f.r;
         st = take(&out->factors[i], src, c, i, rank[i] / g, err);
-        if (st == MLA_OK && out->factors[i].w) st = note_slots(out, &out->factors[i], err);
+        if (st == MLA_OK && out->factors[i].w) st = note_slots(out, &out->factors[i], c->rope.rot, err);
         if (st == MLA_OK) st = describe(&out->result[i], &src->layer[i], rank[i] / g, err);
     }
     if (st == MLA_OK && cut && !src->nested && !src->f32)

@@ -170,8 +170,7 @@ static mla_status resolve_shared(mla_recipe *r, const mla_config *c, mla_err *er
     return MLA_OK;
 }
 
-/* What a stock DeepSeek model has no place for. */
-static mla_status deepseek_can(const mla_recipe *r, const mla_config *c, mla_err *err)
+mla_status mla_recipe_deepseek(const mla_recipe *r, const mla_config *c, mla_err *err)
 {
     const char *why = NULL;
     if (c->qk_norm) why = "this model normalises queries and keys, which kv_a_proj and kv_b_proj, being linear, cannot: use layout rebuild or absorbed-rope";
@@ -197,7 +196,7 @@ static mla_status resolve_slots(mla_recipe *r, const mla_config *c, mla_err *err
 {
     const size_t *s = c->rope.mrope_section;
     bool deepseek = r->layout == MLA_LAYOUT_DEEPSEEK;
-    size_t n, half = c->rope.rot / 2, all = c->kv_heads * c->head_dim;
+    size_t n, half = c->rope.rot / 2, all = c->kv_heads * c->rope.rot;
     if (r->layout != MLA_LAYOUT_ABSORBED && !deepseek) {
         if (r->freq_fold > 1 || r->rotary_width)
             return mla_fail(err, MLA_EINVAL, "rotary_width and freq_fold belong to layouts absorbed-rope and deepseek, not to %s", mla_layout_name(r->layout));
@@ -216,13 +215,13 @@ static mla_status resolve_slots(mla_recipe *r, const mla_config *c, mla_err *err
     double latent;
     if (!r->rotary_width && deepseek) r->rotary_width = c->head_dim / r->freq_fold;
     mla_budget b = r->budget;
-    if (!r->rotary_width && (b.keep > 0 || b.kv_bytes) && mla_latent_budget(&latent, c, r->layout, b, NULL) == MLA_OK && latent >= 2.0 * (double)all)
-        r->rotary_width = all; /* lossless: every key rotary, all values latent */
+    if (!r->rotary_width && (b.keep > 0 || b.kv_bytes) && mla_latent_budget(&latent, c, r->layout, b, NULL) == MLA_OK && latent >= 2.0 * (double)(c->kv_heads * c->head_dim))
+        r->rotary_width = all; /* lossless: every rotated dim in a slot */
     if (!r->rotary_width && b.rank)
         return mla_fail(err, MLA_EINVAL, "layout absorbed-rope with a rank needs a rotary width, too (or keep or kv_bytes for both together)");
     if (r->rotary_width && (r->rotary_width < 2 || r->rotary_width % 2 || r->rotary_width > all))
         return mla_fail(err, MLA_EINVAL, "rotary width %zu: an even number from 2 to %zu", r->rotary_width, all);
-    if (deepseek && (st = deepseek_can(r, c, err)) != MLA_OK) return st;
+    if (deepseek && (st = mla_recipe_deepseek(r, c, err)) != MLA_OK) return st;
     if (r->objective != MLA_OBJ_OURS)
         return mla_fail(err, MLA_EINVAL, "objective %s: comparison methods are defined for layouts n and rebuild, not for %s", mla_objective_name(r->objective),
                         mla_layout_name(r->layout));
@@ -239,9 +238,16 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
     mla_status st = mla_layout_fits(c, r->layout, err);
     if (st == MLA_OK && r->layout == MLA_LAYOUT_SHARED) st = resolve_shared(r, c, err);
     if (st != MLA_OK) return st;
+    if (r->layout == MLA_LAYOUT_N && r->rotary_keys) { /* the same features, rotary keys shared: layout absorbed-rope holds them */
+        if (r->rotary_keys > c->kv_heads)
+            return mla_fail(err, MLA_EINVAL, "rotary_keys %zu: at most one per KV head, %zu", r->rotary_keys, c->kv_heads);
+        r->layout = MLA_LAYOUT_ABSORBED;
+        r->rotary_width = r->rotary_keys * c->rope.rot;
+        r->rotary_keys = 0;
+    }
     if (r->layout != MLA_LAYOUT_SHARED && r->rotary_keys)
-        return mla_fail(err, MLA_EINVAL, "rotary_keys %zu: layout %s caches its rotary keys as they are; the choice belongs to shared-rotary",
-                        r->rotary_keys, mla_layout_name(r->layout));
+        return mla_fail(err, MLA_EINVAL, "rotary_keys %zu: the choice belongs to layouts n and shared-rotary, not to %s", r->rotary_keys,
+                        mla_layout_name(r->layout));
     if (r->groups == 0 || c->kv_heads % r->groups)
         return mla_fail(err, MLA_EINVAL, "groups %zu: must divide the model's %zu KV heads", r->groups, c->kv_heads);
     st = resolve_slots(r, c, err);

@@ -52,6 +52,8 @@ mla_recipe mla_recipe_default(void);
 MLA_CHECKED mla_status mla_recipe_read(mla_recipe *r, const char *path, mla_err *err);
 /* Settles what depends on the model: layout, balance; refuses what the model cannot have, with the reason. */
 MLA_CHECKED mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err);
+/* MLA_EINVAL with the reason when the model, or a choice of the recipe, has no place in a stock DeepSeek model. */
+MLA_CHECKED mla_status mla_recipe_deepseek(const mla_recipe *r, const mla_config *c, mla_err *err);
 /* The part of resolving that layout and groups decide: balance, rank set. */
 MLA_CHECKED mla_status mla_recipe_settle(mla_recipe *r, const mla_config *c, mla_err *err);
 /* Values per token and layer under the recipe's budget and rank set: of every layer, or on average where ranks are spread. */

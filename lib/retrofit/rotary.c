@@ -188,12 +188,12 @@ static void remainder_of(mla_rotary *r)
 
 static mla_status check(const mla_layer_stats *l, const mla_rotary_opts *o, mla_err *err)
 {
-    if (!l->half || 2 * l->half != l->d)
+    if (!l->half || l->dk != l->d)
         return mla_fail(err, MLA_EINVAL, "layer %zu: these statistics do not say how far queries look (collected before that was counted, "
                         "or for another layout): collect them again", l->layer);
     if (o->fold == 0 || l->half % o->fold) return mla_fail(err, MLA_EINVAL, "freq_fold %zu does not divide %zu frequencies", o->fold, l->half);
-    if (o->width < 2 || o->width % 2 || o->width > l->G * l->d)
-        return mla_fail(err, MLA_EINVAL, "rotary width %zu: expected an even number from 2 to %zu", o->width, l->G * l->d);
+    if (o->width < 2 || o->width % 2 || o->width > l->G * 2 * l->half)
+        return mla_fail(err, MLA_EINVAL, "rotary width %zu: expected an even number from 2 to %zu", o->width, l->G * 2 * l->half);
     if (o->even_all && o->width / 2 % (l->half / o->fold))
         return mla_fail(err, MLA_EINVAL, "rotary width %zu: expected a multiple of %zu, the same number of keys for every frequency", o->width,
                         2 * l->half / o->fold);

@@ -1,4 +1,5 @@
-/* Which part of the keys stays rotary when heads share it, for models that rotate whole heads.
+/* Which part of the keys stays rotary when heads share it. Dims beyond the rotated ones (partial RoPE) have no position and
+ * pass by untouched.
  *
  * A rotation multiplies the pair of frequency f, read as a complex number k_gf of KV head g, by exp(i theta_f s): mixing
  * heads within one frequency commutes with it (TransMLA's RoRoPE; complex and weighted here). Per block of `fold`

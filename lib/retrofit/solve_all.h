@@ -11,6 +11,7 @@ typedef struct {
     const mla_model *model;
     const mla_recipe *recipe;  /* resolved; its balance is not read */
     const mla_stats *fit;
+    const size_t *width;       /* (layers) absorbed-rope: rotary width of each; NULL: the recipe's in all */
     mla_pool *pool;
     mla_eigen eigen;
 } mla_solve_all_opts;

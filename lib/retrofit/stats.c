@@ -54,7 +54,7 @@ static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout 
     if (c->attn_gate) {
         mla_metric_blocks(l->H, l->G, l->d, &l->gate_blocks, &l->gate_dim);
     }
-    if (layout == MLA_LAYOUT_REBUILD && l->dk == c->rope.rot) l->half = c->rope.rot / 2;
+    if (layout == MLA_LAYOUT_REBUILD && c->rope.rot <= l->dk) l->half = c->rope.rot / 2;
     return mla_stats_alloc(l, mla_layout_divisors(c, layout) > 0, err);
 }
 

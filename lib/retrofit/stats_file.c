@@ -177,7 +177,7 @@ static mla_status read_layer(mla_layer_stats *l, const mla_jv *o, bool divs, cur
         (st = need_size(o, "gate_dim", DIM_MAX, &l->gate_dim, err)) != MLA_OK)
         return st;
     if (mla_jv_get(o, "frequencies") && (st = need_size(o, "frequencies", 4096, &l->half, err)) != MLA_OK) return st; /* older files: none */
-    if (l->half && 2 * l->half != l->dk) return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu frequencies for keys of %zu dims", l->layer, l->half, l->dk);
+    if (l->half && 2 * l->half > l->dk) return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu frequencies for keys of %zu dims", l->layer, l->half, l->dk);
     l->n = l->G * (l->dk + l->d);
     if (l->n > DIM_MAX || !mla_jv_f64(mla_jv_get(o, "tokens"), &l->tokens) || !mla_jv_f64(mla_jv_get(o, "weight"), &l->wsum))
         return mla_fail(err, MLA_EFORMAT, "layer %zu: %zu features, tokens and weight must be numbers", l->layer, l->n);

@@ -18,7 +18,7 @@ typedef struct {
 static size_t width_of(const trial *t, size_t k)
 {
     const mla_layer_stats *l = t->o->fit->layer;
-    size_t w = t->total * (k + 1) / (WIDTHS + 1) / 2 * 2, most = l->G * l->d;
+    size_t w = t->total * (k + 1) / (WIDTHS + 1) / 2 * 2, most = l->G * 2 * l->half;
     return w > most ? most : w;
 }
 

@@ -56,7 +56,7 @@ static void size_caches(mla_capacity *o, const mla_capacity_model *m, size_t ran
             values = (double)row;
             o->weight_bytes += factor_bytes(c, rank);
         } else if (c->mla.layout != MLA_LAYOUT_NONE) {
-            row = c->mla.rank[l] + c->mla.rotary_width + mla_layout_divisors(c, c->mla.layout);
+            row = c->mla.rank[l] + mla_config_rotary_values(c, l) + mla_layout_divisors(c, c->mla.layout);
             values = (double)row;
         }
         o->kv_bytes_per_token += values * dtype_bytes(m->kv_dtype);

@@ -19,6 +19,9 @@ static void put_retrofit(mla_jv *o, const mla_config *c)
     mla_jv *r = mla_jv_set_arr(m, "rank");
     for (size_t i = 0; i < c->layers; i++)
         if (c->layer_kind[i] == MLA_LAYER_FULL) mla_jv_add_size(r, c->mla.rank[i]);
+    mla_jv *w = c->mla.width ? mla_jv_set_arr(m, "rotary_widths") : NULL;
+    for (size_t i = 0; w && i < c->layers; i++)
+        if (c->layer_kind[i] == MLA_LAYER_FULL) mla_jv_add_size(w, c->mla.width[i]);
 }
 
 void mla_inspect_config(mla_jv *doc, const mla_config *c)

@@ -26,7 +26,7 @@ size_t mla_selfcheck_shapes(mla_selfcheck_shape *out, const mla_config *c)
         mla_selfcheck_shape s = {.name = "gqa", .heads = c->heads, .kv_heads = c->kv_heads, .dim = c->head_dim};
         if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
         if (c->family == MLA_FAM_DEEPSEEK) s = (mla_selfcheck_shape){"latent", c->heads, 1, 0, c->kv_lora_rank, 1, c->qk_rope_dim};
-        if (c->mla.layout == MLA_LAYOUT_ABSORBED) s = (mla_selfcheck_shape){"latent", c->heads, 1, 0, c->mla.rank[l], 1, c->mla.rotary_width};
+        if (c->mla.layout == MLA_LAYOUT_ABSORBED) s = (mla_selfcheck_shape){"latent", c->heads, 1, 0, c->mla.rank[l], 1, mla_config_rotary_values(c, l)};
         if (mla_layout_rotary(c, c->mla.layout)) s = (mla_selfcheck_shape){"latent", c->heads, c->kv_heads, 0, c->mla.rank[l], c->mla.groups, c->rope.rot};
         if (c->mla.layout == MLA_LAYOUT_SHARED) s = (mla_selfcheck_shape){"latent", c->heads, 1, 0, c->mla.rank[l], 1, c->mla.rotary_width};
         bool seen = false; /* the rebuild layout forms whole keys: its attention is the base's */

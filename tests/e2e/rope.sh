@@ -50,12 +50,28 @@ done
 # shellcheck disable=SC2086  # $FEW is several words
 run $RF stats "$TMP/qwen2" "$TMP/x.mlastats" $FEW
 rc_is 0 stats
-run $RF build "$TMP/qwen2" "$TMP/ds" --layout deepseek --keep 0.75 --stats "$TMP/x.mlastats"
+run $RF build "$TMP/qwen2" "$TMP/ds" --layout deepseek --keep 0.75 --stats "$TMP/x.mlastats" --refine-steps 0
 rc_is 0 "deepseek from the statistics of layout rebuild"
 run $RF solve "$TMP/qwen2" "$TMP/f.safetensors" "$TMP/x.mlastats" --layout deepseek --keep 0.75
 rc_is 0 "solve"
-run $RF graft "$TMP/qwen2" "$TMP/f.safetensors" "$TMP/ab"
-rc_is 0 "graft of absorbed-rope factors"
+run $RF graft "$TMP/qwen2" "$TMP/f.safetensors" "$TMP/ds2"
+rc_is 0 "graft of factors solved for the export"
+if cmp -s "$TMP/ds/model.safetensors" "$TMP/ds2/model.safetensors"; then pass; else fail "graft and build of the export differ"; fi
+run $RF graft "$TMP/qwen3" "$TMP/f.safetensors" "$TMP/ds3"
+rc_is 2 "export of a model with QK-norm"
+has err "normalises queries and keys" "export of a model with QK-norm"
+python3 - "$TMP/f.safetensors" "$TMP/f2.safetensors" <<'P'
+import json, struct, sys
+b = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", b[:8])[0]
+h = json.loads(b[8:8 + n])
+assert h.pop("__metadata__")["mla_layout"] == "deepseek"
+t = json.dumps(h).encode()
+t += b" " * (-len(t) % 8)
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(t)) + t + b[8 + n:])
+P
+run $RF graft "$TMP/qwen2" "$TMP/f2.safetensors" "$TMP/ab"
+rc_is 0 "graft of the same factors beside the base"
 near "$(kld "$TMP/ds" "$TMP/ab")" 1e-8 "export against its own factors beside the base"
 apart "$(kld "$TMP/ds" "$TMP/qwen2")" 1e-3 "export against the base"
 if cmp -s "$TMP/qwen2/model.safetensors" "$TMP/ab/model.safetensors"; then pass; else fail "the graft changed the base's weights"; fi
@@ -93,6 +109,36 @@ rc_is 0 "absorbed-rope with folded frequencies"
 if grep -q '"freq_fold": 2' "$TMP/fold/config.json" && grep -q '"rotary_width": 16' "$TMP/fold/config.json"; then pass; else fail "folding is not in config.json"; fi
 apart "$(kld "$TMP/fold" "$TMP/llama")" 1e-3 "folded frequencies"
 
+# partial RoPE: shared rotary keys beside the latent of layout n; all of them are exact, and a layer may have its own number
+HYBRID=$ROOT/tests/fixtures/tiny-hybrid
+run $RF build "$HYBRID" "$TMP/h1" --layout n --rotary-keys 4 --keep 1
+rc_is 0 "lossless slots of a partial RoPE"
+near "$(kld "$TMP/h1" "$HYBRID")" 1e-8 "lossless slots of a partial RoPE"
+# shellcheck disable=SC2086
+run $RF build "$HYBRID" "$TMP/h2" --layout n --rotary-keys 2 --keep 0.5 --fast $FEW --calibration-tokens 3072
+rc_is 0 "two shared rotary keys per frequency"
+if grep -q '"rotary_width": 16' "$TMP/h2/config.json"; then pass; else fail "two keys of 8 rotated dims are 16 values"; fi
+for t in 1 2; do
+    # shellcheck disable=SC2086
+    run $RF build "$HYBRID" "$TMP/s$t" --layout absorbed-rope --keep 0.4 --allocation spectrum --refine-steps 2 --threads $t $FEW --calibration-tokens 3072
+    rc_is 0 "shares by layer, $t threads"
+done
+if cmp -s "$TMP/s1/mla_factors-00001-of-00001.safetensors" "$TMP/s2/mla_factors-00001-of-00001.safetensors"; then pass; else fail "shares differ by threads"; fi
+if python3 - "$TMP/s1/config.json" <<'P'; then pass; else fail "shares in config.json"; fi
+import json, sys
+c = json.load(open(sys.argv[1]))
+m = c.get("text_config", c).get("mla")
+w, r = m["rotary_widths"], m["ranks"]
+assert len(set(x for x in w if x)) > 1 and max(w) == m["rotary_width"], w
+assert sum(w) + sum(r) <= 4 * 102, (w, r)
+P
+run $MV receipts "$TMP/s1"
+rc_is 0 "receipts of shares by layer"
+run $MV capacity "$TMP/s1"
+rc_is 0 "capacity of shares by layer"
+run $MV parity "$TMP/s1" --against "$HYBRID" --rows 1 --row-tokens 200 --min-agreement 0.001
+rc_is 0 "chunks and single steps of shares by layer"
+
 # refused by name, leaving nothing
 no_build() { # base text options...
     base=$1 text=$2
@@ -104,6 +150,7 @@ no_build() { # base text options...
 }
 no_build "$TMP/qwen3" "normalises queries and keys" --layout deepseek
 no_build "$ROOT/tests/fixtures/tiny-hybrid" "image tokens" --layout absorbed-rope --freq-fold 2
-no_build "$ROOT/tests/fixtures/tiny-hybrid" "use layout n" --layout absorbed-rope
+no_build "$ROOT/tests/fixtures/tiny-hybrid" "use layout n or absorbed-rope" --layout deepseek
+no_build "$ROOT/tests/fixtures/tiny-hybrid" "at most one per KV head" --layout n --rotary-keys 5
 no_build "$TMP/llama" "multiple of 16" --layout deepseek --rotary-width 20
 finish rope

@@ -72,10 +72,11 @@ refuse "allocation" "one rank for all layers" --keep 0.5 --allocation spectrum
 refuse "bf16 factors" "holds f32" --keep 0.5 --factors-dtype bfloat16
 refuse "keys" "at most one per KV head" --keep 0.5 --rotary-keys 5
 refuse "rank" "at most 256" --rank 300
-run $RF build "$BASE" "$TMP/no" --keep 0.5 --rotary-keys 2
-has err "belongs to shared-rotary" "rotary keys of another layout"
+run $RF build "$BASE" "$TMP/no" --keep 0.5 --layout p --rotary-keys 2
+has err "belongs to layouts n and shared-rotary" "rotary keys of another layout"
 run $RF stats "$BASE" "$TMP/no.mlastats" --layout shared-rotary
 has err "use mla-retrofit build" "statistics of this layout"
 run $RF plan "$BASE" --keep 0.5
-has out "shared-rotary, 1 key per frequency" "plan: price at equal bytes"
+has out "n, 3 shared keys per frequency" "plan: price at equal bytes"
+has out "shared-rotary, 1 shared key per frequency" "plan: price at equal bytes"
 finish shared_rotary

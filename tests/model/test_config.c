@@ -159,6 +159,27 @@ static mla_status parse(mla_config *c, const char *text, mla_err *err)
 #define QWEN3 "\"architectures\":[\"Qwen3ForCausalLM\"],\"vocab_size\":9,\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":2," \
               "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":64,\"sliding_window\":16"
 
+START_TEST(rotary_widths_by_layer)
+{
+    mla_err err = {0};
+    mla_config c;
+    mla_json *d;
+    static const char *const TEXT[] = {"\"absorbed-rope\"", "1", "8", "[0, 0, 0, 8]"}, *const KEY[] = {"layout", "groups", "rotary_width", "rotary_widths"};
+    ck_ok(mla_json_read(&d, mla_fixture("configs/retrofit_qwen3_5.json"), MAX, &err));
+    mla_jv *b = mla_jv_get(mla_jv_get(mla_json_root(d), "text_config"), "mla");
+    for (size_t i = 0; i < 4; i++) {
+        mla_json *v;
+        ck_ok(mla_json_parse(&v, TEXT[i], strlen(TEXT[i]), KEY[i], &err));
+        ck_assert(mla_jv_set_copy(b, KEY[i], mla_json_root(v)) != NULL);
+        mla_json_free(v);
+    }
+    ck_ok(mla_config_from_json(&c, mla_json_root(d), &err));
+    ck_assert(c.mla.layout == MLA_LAYOUT_ABSORBED && mla_config_rotary_values(&c, 3) == 8 && mla_config_rotary_values(&c, 0) == 0);
+    mla_config_free(&c);
+    mla_json_free(d);
+}
+END_TEST
+
 START_TEST(sliding_windows)
 {
     static const struct {
@@ -300,6 +321,7 @@ Suite *model_config_suite(void)
     tcase_add_test(t, moe_is_read);
     tcase_add_test(t, llama_family);
     tcase_add_test(t, retrofits_and_kv_scheme);
+    tcase_add_test(t, rotary_widths_by_layer);
     tcase_add_test(t, sliding_windows);
     suite_add_tcase(s, t);
     t = tcase_create("bad");

@@ -13,6 +13,8 @@
 
 enum { H = 4, G = 2, D = 8, HALF = D / 2, GD = G * D, N = 2 * GD, T = 96, HIDDEN = 24 };
 
+static size_t ROT = D; /* rotated dims of the model under test: all, or the first half */
+
 static mla_layer_kind KIND[1] = {MLA_LAYER_FULL};
 static double INV[HALF] = {1, 0.3, 0.05, 0.001};
 
@@ -20,7 +22,7 @@ static mla_config config(void)
 {
     mla_config c = {.layers = 1, .heads = H, .kv_heads = G, .head_dim = D, .layer_kind = KIND, .hidden = HIDDEN, .max_pos = 512, .vocab = 16,
                     .intermediate = 32};
-    c.rope.rot = D;
+    c.rope.rot = ROT;
     c.rope.attention_factor = 1;
     c.rope.inv_freq = INV;
     return c;
@@ -30,8 +32,8 @@ static void turn(float *x, size_t heads, double sign)
 {
     for (size_t t = 0; t < T; t++)
         for (size_t h = 0; h < heads; h++)
-            for (size_t f = 0; f < HALF; f++) {
-                float *a = x + (t * heads + h) * D + f, *b = a + HALF, u = *a, v = *b;
+            for (size_t f = 0; f < ROT / 2; f++) {
+                float *a = x + (t * heads + h) * D + f, *b = a + ROT / 2, u = *a, v = *b;
                 double c = cos(INV[f] * (double)t), s = sign * sin(INV[f] * (double)t);
                 *a = (float)(u * c - v * s), *b = (float)(u * s + v * c);
             }
@@ -77,7 +79,7 @@ static void observe(mla_stats *st, unsigned seed)
     ck_ok(mla_pool_new(&pool, 1, &err));
     ck_ok(mla_moments_new(&m, l, T, pool, &err));
     mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o};
-    mla_moments_add(m, l, &row, R, &(mla_moment_opts){.attn_scale = 1 / sqrt(D), .rot = D, .inv_freq = INV, .rope_gain = 1}, w);
+    mla_moments_add(m, l, &row, R, &(mla_moment_opts){.attn_scale = 1 / sqrt(D), .rot = ROT, .inv_freq = INV, .rope_gain = 1}, w);
     for (size_t t = 0; t < T; t++) {
         memcpy(y, k + t * GD, GD * sizeof *y), memcpy(y + GD, v + t * GD, GD * sizeof *y);
         for (size_t i = 0; i < N; i++) {
@@ -133,7 +135,7 @@ START_TEST(slots_commute_with_the_rotation)
         ck_ok(mla_rotary_new(&r, st.layer, &(mla_rotary_opts){.width = w, .fold = 1, .gain = 1}, &err));
         ck_ok(mla_factors_new_absorbed(&f, &c, w, 3, &err));
         mla_rotary_maps(r, &f);
-        ck_ok(mla_factors_slots(freq, &fold, &f, &err));
+        ck_ok(mla_factors_slots(freq, &fold, &f, D, &err));
         ck_assert_uint_eq(fold, 1);
         for (size_t t = 0; t < T; t += 13)
             for (size_t s = 0; s < w / 2; s++) {
@@ -160,7 +162,7 @@ START_TEST(slots_commute_with_the_rotation)
         if (w == GD) ck_assert(left < 1e-9);
         else ck_assert(left > 1);
         f.Er[1] += 0.25f;
-        ck_refused(mla_factors_slots(freq, &fold, &f, &err), MLA_EFORMAT, "no rotating pair");
+        ck_refused(mla_factors_slots(freq, &fold, &f, D, &err), MLA_EFORMAT, "no rotating pair");
         mla_factors_free(&f);
         mla_rotary_free(r);
     }
@@ -180,7 +182,7 @@ START_TEST(folded_slots_are_told_apart)
     ck_ok(mla_rotary_new(&r, st.layer, &(mla_rotary_opts){.width = 4, .fold = 2, .even_all = true, .gain = 1}, &err));
     ck_ok(mla_factors_new_absorbed(&f, &c, 4, 3, &err));
     mla_rotary_maps(r, &f);
-    ck_ok(mla_factors_slots(freq, &fold, &f, &err));
+    ck_ok(mla_factors_slots(freq, &fold, &f, D, &err));
     ck_assert(fold == 2 && freq[0] == 0 && freq[1] == 2);
     mla_factors_free(&f);
     mla_rotary_free(r);
@@ -200,8 +202,9 @@ START_TEST(tail_is_the_loss_of_the_factors)
 {
     mla_stats st;
     mla_err err;
+    ROT = _i ? D / 2 : D;
     observe(&st, 4);
-    for (size_t w = 2; w <= 12; w += 5, w -= w % 2) {
+    for (size_t w = 2; w <= (_i ? 8 : 12); w += 5, w -= w % 2) {
         mla_solution s;
         double prev = INFINITY;
         ck_ok(mla_solve_absorbed(&s, st.layer, output_projection(), HIDDEN, &(mla_solve_opts){.balance = 1.5}, &(mla_rotary_opts){.width = w, .fold = 1, .gain = 1}, &err));
@@ -230,11 +233,53 @@ START_TEST(tail_is_the_loss_of_the_factors)
             mla_factors_free(&f);
             mla_factors_free(&b);
         }
+        /* slots for everything that turns lose no rotation; what is left is lossless at the rank of its dims */
+        if (w == G * ROT) ck_assert(s.absorbed->lost <= 1e-12 * total && mla_solution_tail(&s, N - w) <= 1e-9 * total);
         mla_solution_free(&s);
     }
     mla_stats_free(&st);
+    ROT = D;
 }
 END_TEST
+
+/* Partial rotation, every rotated dim in a slot: the latent's problem is layout n's own, feature by feature. */
+START_TEST(all_slots_of_a_partial_rotation_are_layout_n)
+{
+    mla_stats st, sn;
+    mla_err err;
+    mla_solution s, n;
+    mla_config c;
+    enum { KEYS = D / 2, NN = G * (KEYS + D) };
+    ROT = D / 2;
+    c = config();
+    observe(&st, 5);
+    ck_ok(mla_stats_new(&sn, &c, MLA_LAYOUT_N, &err));
+    const mla_layer_stats *l = st.layer;
+    mla_layer_stats *k = sn.layer;
+    size_t from[NN];
+    for (size_t i = 0; i < NN; i++) from[i] = i < G * KEYS ? i / KEYS * D + D / 2 + i % KEYS : GD + i - G * KEYS;
+    k->tokens = l->tokens, k->wsum = l->wsum;
+    memcpy(k->kappa, l->kappa, H * H * sizeof *k->kappa);
+    for (size_t i = 0; i < NN; i++) {
+        k->sum[i] = l->sum[from[i]];
+        for (size_t j = 0; j < NN; j++) k->C[i * NN + j] = l->C[from[i] * N + from[j]];
+    }
+    for (size_t h = 0; h < H; h++)
+        for (size_t i = 0; i < KEYS; i++)
+            for (size_t j = 0; j < KEYS; j++) k->M[(h / (H / G) * KEYS + i) * KEYS + j] += l->Q[(h * D + D / 2 + i) * D + D / 2 + j];
+    ck_ok(mla_solve_absorbed(&s, l, output_projection(), HIDDEN, 1, &(mla_rotary_opts){.width = G * ROT, .fold = 1, .gain = 1}, &err));
+    ck_ok(mla_solve_layer(&n, k, MLA_LAYOUT_N, output_projection(), HIDDEN, &(mla_solve_opts){.balance = 1, .groups = 1}, &err));
+    for (size_t r = 0; r < NN; r++) /* the floor of the metric adds at most 1e-6 of the whole: the zeros of the slots touch it */
+        ck_assert_msg(fabs(mla_solution_tail(&s, r) - mla_solution_tail(&n, r)) <= 1e-6 * mla_solution_tail(&n, 0), "rank %zu: %g, layout n %g", r,
+                      mla_solution_tail(&s, r), mla_solution_tail(&n, r));
+    mla_solution_free(&s);
+    mla_solution_free(&n);
+    mla_stats_free(&st);
+    mla_stats_free(&sn);
+    ROT = D;
+}
+END_TEST
+
 
 static mla_status settle(const char *what, mla_config *c, mla_recipe *r, mla_err *err)
 {
@@ -246,7 +291,7 @@ static mla_status settle(const char *what, mla_config *c, mla_recipe *r, mla_err
     if (!strcmp(what, "norm")) c->qk_norm = true;
     if (!strcmp(what, "gate")) c->attn_gate = true;
     if (!strcmp(what, "bias")) c->mlp_bias = true;
-    if (!strcmp(what, "partial")) c->rope.rot = 4;
+    if (strstr(what, "partial")) c->rope.rot = 4;
     if (!strcmp(what, "width")) r->rotary_width = 6;
     if (!strcmp(what, "spectrum")) r->allocation = MLA_ALLOC_SPECTRUM;
     if (!strcmp(what, "groups")) r->groups = 2;
@@ -257,6 +302,8 @@ static mla_status settle(const char *what, mla_config *c, mla_recipe *r, mla_err
     if (!strcmp(what, "rank")) r->layout = MLA_LAYOUT_ABSORBED, r->budget = (mla_budget){.rank = 8};
     if (!strcmp(what, "absorbed norm")) r->layout = MLA_LAYOUT_ABSORBED, c->qk_norm = true;
     if (!strcmp(what, "absorbed fold")) r->layout = MLA_LAYOUT_ABSORBED, r->freq_fold = 3;
+    if (!strcmp(what, "absorbed partial")) r->layout = MLA_LAYOUT_ABSORBED, r->rotary_width = 10;
+    if (strstr(what, "keys")) r->layout = MLA_LAYOUT_N, c->rope.rot = 4, r->rotary_keys = *what == '3' ? 3 : 1;
     if (!strcmp(what, "lossless")) r->layout = MLA_LAYOUT_ABSORBED, r->budget.keep = 1;
     return mla_recipe_resolve(r, c, err);
 }
@@ -267,7 +314,7 @@ START_TEST(refusals_say_why)
         {"norm", "normalises queries and keys"}, {"gate", "gates the attention output"}, {"bias", "MLP biases"}, {"partial", "use layout n"},
         {"width", "multiple of 8"}, {"spectrum", "one kv_lora_rank"}, {"groups", "one latent for all KV heads"}, {"mrope", "image tokens"},
         {"dynamic", "dynamic RoPE"}, {"pca", "comparison methods"}, {"rebuild", "belong to layouts absorbed-rope"}, {"rank", "needs a rotary width"},
-        {"absorbed fold", "must divide 4 frequencies"}};
+        {"absorbed fold", "must divide 4 frequencies"}, {"absorbed partial", "from 2 to 8"}, {"3 keys", "at most one per KV head"}};
     mla_config c;
     mla_recipe r;
     mla_err err;
@@ -276,6 +323,8 @@ START_TEST(refusals_say_why)
     ck_assert(r.rotary_width == D && r.budget.rotary == D && r.balance == 1); /* one key for every frequency */
     ck_ok(settle("absorbed norm", &c, &r, &err)); /* the model's own norm runs before the rotation: nothing stands in the way */
     ck_assert_uint_eq(r.rotary_width, 0);
+    ck_ok(settle("1 keys", &c, &r, &err)); /* layout n with shared rotary keys */
+    ck_assert(r.layout == MLA_LAYOUT_ABSORBED && r.rotary_width == 4 && r.budget.rotary == 4);
     ck_ok(settle("lossless", &c, &r, &err));
     ck_assert_uint_eq(r.rotary_width, GD);
 }
@@ -290,7 +339,8 @@ Suite *suite_absorbed(void)
     tcase_add_test(c, distances_and_plain_queries_agree);
     tcase_add_test(c, slots_commute_with_the_rotation);
     tcase_add_test(c, folded_slots_are_told_apart);
-    tcase_add_test(c, tail_is_the_loss_of_the_factors);
+    tcase_add_loop_test(c, tail_is_the_loss_of_the_factors, 0, 2);
+    tcase_add_test(c, all_slots_of_a_partial_rotation_are_layout_n);
     tcase_add_test(c, refusals_say_why);
     suite_add_tcase(s, c);
     return s;

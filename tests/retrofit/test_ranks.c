@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "retrofit/ranks.h"
+#include "retrofit/shares.h"
 
 START_TEST(greedy_equals_dynamic_programming)
 {
@@ -42,6 +43,49 @@ START_TEST(greedy_equals_dynamic_programming)
         }
         ck_assert_uint_eq(used, B);
         ck_assert(fabs(got - best[B]) <= 1e-12);
+    }
+}
+END_TEST
+
+START_TEST(shares_are_the_best_of_all)
+{
+    enum { L = 3, n = 7, W = 3, B = 16 };
+    mla_err err;
+    for (unsigned trial = 0; trial < 60; trial++) {
+        double tail[L][W * n], best = INFINITY, got = 0;
+        mla_share_curve c[L];
+        mla_share_cost cost[L];
+        size_t width[L], rank[L], used = 0, a[L];
+        for (size_t l = 0; l < L; l++) {
+            cost[l] = (mla_share_cost){0.1 + mla_rng_unit(trial, 50 + l), 0.1 + mla_rng_unit(trial, 60 + l)};
+            c[l] = (mla_share_curve){.widths = W, .n = n, .width = {2, 4, 6}, .tail = tail[l]};
+            for (size_t k = 0; k < W; k++) {
+                double v = 1;
+                c[l].lost[k] = (double)(W - 1 - k) * mla_rng_unit(trial, 70 + l);
+                tail[l][k * n] = INFINITY;
+                for (size_t r = 1; r < n; r++) tail[l][k * n + r] = v *= mla_rng_unit(trial * 5 + 2, (l * W + k) * n + r);
+            }
+        }
+        for (a[0] = 0; a[0] < W * n; a[0]++)
+            for (a[1] = 0; a[1] < W * n; a[1]++)
+                for (a[2] = 0; a[2] < W * n; a[2]++) {
+                    double sum = 0;
+                    size_t values = 0;
+                    for (size_t l = 0; l < L; l++) {
+                        values += c[l].width[a[l] / n] + a[l] % n;
+                        sum += cost[l].rotary * c[l].lost[a[l] / n] + cost[l].latent * tail[l][a[l]];
+                    }
+                    if (values <= B && sum < best) best = sum;
+                }
+        ck_ok(mla_share_out(width, rank, c, L, cost, B, &err));
+        for (size_t l = 0; l < L; l++) {
+            size_t k = width[l] / 2 - 1;
+            ck_assert(width[l] >= 2 && width[l] <= 6 && width[l] % 2 == 0 && rank[l] >= 1 && rank[l] < n);
+            used += width[l] + rank[l];
+            got += cost[l].rotary * c[l].lost[k] + cost[l].latent * tail[l][k * n + rank[l]];
+        }
+        ck_assert_msg(used <= B && fabs(got - best) <= 1e-12, "%zu values lose %g, the best %g", used, got, best);
+        ck_refused(mla_share_out(width, rank, c, L, NULL, 3 * L - 1, &err), MLA_EINVAL, "budget too small");
     }
 }
 END_TEST
@@ -128,6 +172,7 @@ Suite *suite_ranks(void)
     Suite *s = suite_create("ranks");
     TCase *c = tcase_create("ranks");
     tcase_add_test(c, greedy_equals_dynamic_programming);
+    tcase_add_test(c, shares_are_the_best_of_all);
     tcase_add_test(c, budgets);
     tcase_add_test(c, ranks_from_a_set);
     suite_add_tcase(s, c);
