@@ -18,13 +18,8 @@ mla_status mla_solve_one(mla_solution *s, const mla_solve_all_opts *a, size_t i,
     bool shared = r->layout == MLA_LAYOUT_ABSORBED || r->layout == MLA_LAYOUT_DEEPSEEK;
     mla_mat wo;
     mla_projections proj = {0};
-<<<<<<< HEAD
     mla_solve_opts o = {.balance = balance, .groups = r->groups, .objective = r->objective, .proj = &proj, .eigen = a->eigen};
-    mla_rotary_opts ro = {.width = r->rotary_width, .fold = r->freq_fold, .even_all = r->layout == MLA_LAYOUT_DEEPSEEK,
-=======
-    mla_solve_opts o = {.balance = balance, .groups = r->groups, .objective = r->objective, .proj = &proj};
     mla_rotary_opts ro = {.width = a->width ? a->width[i] : r->rotary_width, .fold = r->freq_fold, .even_all = r->layout == MLA_LAYOUT_DEEPSEEK,
->>>>>>> 82bf0ed (Layout n with shared rotary keys: absorbed-rope for partial RoPE, each layer sharing its values between rotary slots and latent; graft of a deepseek solve gives that export)
                           .gain = mla_model_config(a->model)->rope.attention_factor};
     mla_status st = mla_model_mat(a->model, MLA_W_O, l->layer, &wo, err);
     float *W = st == MLA_OK ? mla_alloc_raw(wo.out, wo.in, sizeof *W) : NULL;

@@ -267,7 +267,7 @@ START_TEST(all_slots_of_a_partial_rotation_are_layout_n)
     for (size_t h = 0; h < H; h++)
         for (size_t i = 0; i < KEYS; i++)
             for (size_t j = 0; j < KEYS; j++) k->M[(h / (H / G) * KEYS + i) * KEYS + j] += l->Q[(h * D + D / 2 + i) * D + D / 2 + j];
-    ck_ok(mla_solve_absorbed(&s, l, output_projection(), HIDDEN, 1, &(mla_rotary_opts){.width = G * ROT, .fold = 1, .gain = 1}, &err));
+    ck_ok(mla_solve_absorbed(&s, l, output_projection(), HIDDEN, &(mla_solve_opts){.balance = 1, .groups = 1}, &(mla_rotary_opts){.width = G * ROT, .fold = 1, .gain = 1}, &err));
     ck_ok(mla_solve_layer(&n, k, MLA_LAYOUT_N, output_projection(), HIDDEN, &(mla_solve_opts){.balance = 1, .groups = 1}, &err));
     for (size_t r = 0; r < NN; r++) /* the floor of the metric adds at most 1e-6 of the whole: the zeros of the slots touch it */
         ck_assert_msg(fabs(mla_solution_tail(&s, r) - mla_solution_tail(&n, r)) <= 1e-6 * mla_solution_tail(&n, 0), "rank %zu: %g, layout n %g", r,
