@@ -5,6 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+void mla_one_line(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f) *s = '?';
+}
+
 mla_status mla_fail(mla_err *err, mla_status st, const char *fmt, ...)
 {
     if (err) {
@@ -12,6 +18,7 @@ mla_status mla_fail(mla_err *err, mla_status st, const char *fmt, ...)
         va_start(ap, fmt);
         vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
+        mla_one_line(err->msg);
         err->status = st;
     }
     return st;
@@ -26,6 +33,7 @@ mla_status mla_wrap(mla_err *err, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(err->msg, sizeof err->msg, fmt, ap);
     va_end(ap);
+    mla_one_line(err->msg);
     if (n >= 0 && (size_t)n + 2 < sizeof err->msg)
         snprintf(err->msg + n, sizeof err->msg - (size_t)n, ": %s", old);
     return err->status == MLA_OK ? (err->status = MLA_EINTERNAL) : err->status;

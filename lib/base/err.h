@@ -27,7 +27,10 @@ typedef struct {
 #define MLA_CHECKED __attribute__((warn_unused_result))
 #define MLA_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
-/* Writes the message into *err (NULL is fine) and returns st. */
+/* Control characters become '?': what a file says stays on its line and does not speak to the terminal. */
+void mla_one_line(char *s);
+
+/* Writes the message into *err (NULL is fine), as one line whatever the arguments hold, and returns st. */
 mla_status mla_fail(mla_err *err, mla_status st, const char *fmt, ...) MLA_PRINTF(3, 4);
 
 /* Puts "context: " before the message in *err and returns the status already there.

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/err.h"
+
 double mla_now(void)
 {
     struct timespec t;
@@ -23,10 +25,11 @@ mla_log mla_log_stderr(bool quiet)
 
 MLA_PRINTF(3, 0) static void line(mla_log *log, const char *prefix, const char *fmt, va_list ap)
 {
+    char text[4000];
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    mla_one_line(text);
     if (log->tty) fputs("\r\033[K", stderr);
-    fputs(prefix, stderr);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s%s\n", prefix, text);
 }
 
 void mla_info(mla_log *log, const char *fmt, ...)

@@ -17,6 +17,10 @@ START_TEST(error_context_and_exit_codes)
     ck_assert_int_eq(mla_fail(&err, MLA_EFORMAT, "rank %d", 3), MLA_EFORMAT);
     ck_assert_int_eq(mla_wrap(&err, "layer %d", 7), MLA_EFORMAT);
     ck_assert_str_eq(err.msg, "layer 7: rank 3");
+    (void)mla_fail(&err, MLA_EFORMAT, "method \"%s\"", "a\nb\x1b[31m\x7f\t\xc3\xa9");
+    ck_assert_str_eq(err.msg, "method \"a?b?[31m??\xc3\xa9\"");
+    (void)mla_wrap(&err, "file \"%s\"", "x\r\ny");
+    ck_assert_str_eq(err.msg, "file \"x??y\": method \"a?b?[31m??\xc3\xa9\"");
     ck_assert_int_eq(mla_exit_code(MLA_OK), 0);
     ck_assert_int_eq(mla_exit_code(MLA_EDIFFER), 1);
     ck_assert_int_eq(mla_exit_code(MLA_EINVAL), 2);

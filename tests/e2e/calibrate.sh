@@ -11,19 +11,21 @@ CAL="$BIN/mla-calibrate fp8"
 mkdir "$TMP/gqa"
 cp "$BASE"/* "$TMP/gqa"
 # shellcheck disable=SC2086  # $CAL is two words
-run $CAL "$TMP/gqa" --tokens 16384 --judge-corpus "$EV" --max-kld 0.0015
+run $CAL "$TMP/gqa" --tokens 4096 --judge-corpus "$EV" --max-kld 0.0015
 rc_is 0 "GQA: FP8 cache against bf16 cache"
 has out "FP8 against bf16 cache over 8192 positions" "GQA"
 run "$BIN/mla-retrofit" build "$BASE" "$TMP/l" --keep 1
 # shellcheck disable=SC2086
-run $CAL "$TMP/l" --tokens 16384 --judge-corpus "$EV" --max-kld 0.0015 --json
+run $CAL "$TMP/l" --tokens 4096 --judge-corpus "$EV" --max-kld 0.0015 --json
 rc_is 0 "full-rank latent: FP8 cache against bf16 cache"
 run "$BIN/mla-verify" receipts "$TMP/l"
 rc_is 0 "receipts after calibration"
 sum() { cat "$1/config.json" "$1/model.safetensors.index.json" "$1/mla_receipt.json" "$1/mla_kv_scales.safetensors" "$1/mla_kv_scales.json" | sha256sum; }
+# shellcheck disable=SC2086
+run $CAL "$TMP/l" --tokens 2048 --judge-tokens 512
 before=$(sum "$TMP/l")
 # shellcheck disable=SC2086
-run $CAL "$TMP/l" --tokens 16384 --judge-corpus "$EV" --threads 1
+run $CAL "$TMP/l" --tokens 2048 --judge-tokens 512 --threads 1
 if [ "$before" = "$(sum "$TMP/l")" ]; then pass; else fail "calibrating again changed the bytes"; fi
 run "$BIN/mla-verify" parity "$TMP/l" --against "$BASE" --kv-dtype fp8 --rows 1 --no-decode --aa-positions 0 --max-kld 0.01 --min-agreement 0.9
 rc_is 0 "parity with the FP8 cache"

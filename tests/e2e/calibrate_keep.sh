@@ -8,7 +8,7 @@ BASE=$ROOT/tests/fixtures/tiny-hybrid
 mkdir "$TMP/a" "$TMP/b"
 cp "$BASE"/* "$TMP/a"
 cp "$BASE"/* "$TMP/b"
-OPTIONS="--tokens 16500 --row-tokens 64 --judge-tokens 0 --keep $TMP/kept"
+OPTIONS="--tokens 12300 --row-tokens 64 --judge-tokens 0 --keep $TMP/kept"
 # shellcheck disable=SC2086  # words; the program itself in the background: a function's shell would take the signal
 "$BIN/mla-calibrate" fp8 "$TMP/a" $OPTIONS >"$TMP/out" 2>"$TMP/err" &
 pid=$!
@@ -20,7 +20,7 @@ done
 kill -9 "$pid"
 wait "$pid" 2>/dev/null
 if [ -e "$TMP/kept" ] && [ ! -e "$TMP/a/mla_kv_scales.safetensors" ]; then pass; else fail "killed between passes: ranges kept, nothing written"; fi
-run "$BIN/mla-calibrate" fp8 "$TMP/a" --tokens 12000 --row-tokens 64 --judge-tokens 0 --keep "$TMP/kept"
+run "$BIN/mla-calibrate" fp8 "$TMP/a" --tokens 9000 --row-tokens 64 --judge-tokens 0 --keep "$TMP/kept"
 rc_is 2 "kept ranges of another run"
 has err "another model, text or options" "kept ranges of another run"
 # shellcheck disable=SC2086
