@@ -11,6 +11,7 @@
 #include "io/receipt.h"
 #include "io/safetensors.h"
 #include "io/sha256.h"
+#include "model/kv_names.h"
 
 #define INDEX "model.safetensors.index.json"
 
@@ -26,12 +27,12 @@ typedef struct {
     bool has_factors;     /* the factors file was rewritten */
 } work;
 
+/* A scale that goes: what is cached is right at 1.0 now. Scales of queries and probabilities stay. */
 static bool is_scale(const char *name)
 {
-    static const char *const END[] = {".k_scale", ".v_scale", ".kv_scale", ".output_scale", ".k_cache.scale", ".v_cache.scale", ".mla.latent_scale", ".mla.rope_scale"};
-    for (size_t i = 0; i < sizeof END / sizeof *END; i++)
-        if (strstr(name, ".self_attn.") && mla_ends_with(name, END[i])) return true;
-    return false;
+    size_t layer;
+    const mla_kv_spelling *s = mla_kv_spelling_of(name, &layer);
+    return s && mla_kv_part_cached(s->part);
 }
 
 /* Tensors of a shard that stay, and whether any of them changes or goes. */

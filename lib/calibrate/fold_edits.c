@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "model/kv_names.h"
 #include "tensor/dtype.h"
 
 typedef struct {
@@ -90,6 +91,19 @@ static mla_status fold_latent(plan *p, size_t layer, int e, mla_err *err)
     return st;
 }
 
+/* Queries grow by what keys lost, and so does a stored scale of theirs. */
+static mla_status fold_queries(plan *p, size_t layer, int e, mla_err *err)
+{
+    mla_status st = MLA_OK;
+    for (size_t i = 0; st == MLA_OK && i < MLA_KV_SPELLINGS; i++) {
+        if (MLA_KV_SPELLING[i].part != MLA_KV_Q) continue;
+        mla_str_clear(&p->name);
+        mla_kv_scale_name(&p->name, p->m, layer, MLA_KV_SPELLING[i].suffix);
+        if (mla_ckpt_find(mla_model_ckpt(p->m), mla_str_c(&p->name))) st = add(p, mla_str_c(&p->name), power(e), false, 0, err);
+    }
+    return st;
+}
+
 static mla_status one_layer(plan *p, size_t layer, mla_err *err)
 {
     mla_kv_scale s;
@@ -104,6 +118,7 @@ static mla_status one_layer(plan *p, size_t layer, mla_err *err)
     x->v[x->layers++] = v;
     if (!latent) {
         st = fold_keys(p, layer, &x->k[x->layers - 1], 0, err);
+        if (st == MLA_OK) st = fold_queries(p, layer, x->k[x->layers - 1], err);
         return st == MLA_OK ? fold_values(p, layer, v, err) : st;
     }
     st = fold_latent(p, layer, k, err);
@@ -115,7 +130,7 @@ mla_status mla_fold_plan(mla_fold_edits *x, const mla_model *m, mla_err *err)
     const mla_config *c = mla_model_config(m);
     plan p = {.x = x, .m = m, .c = c, .name = MLA_STR_MAX(1024)};
     size_t most = c->layers + c->mtp_layers;
-    *x = (mla_fold_edits){.cap = 8 * most};
+    *x = (mla_fold_edits){.cap = 12 * most};
     if (c->mla.layout != MLA_LAYOUT_NONE && c->mla.layout != MLA_LAYOUT_N && c->mla.layout != MLA_LAYOUT_REBUILD)
         return mla_fail(err, MLA_EUNSUPPORTED, "layout %s: what it caches beside the latent is no weight's product, so there is nothing to fold into",
                         mla_layout_name(c->mla.layout));

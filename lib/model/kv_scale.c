@@ -1,40 +1,28 @@
-/* Stored FP8 KV scales in every spelling that writers use (formats page, section 5), one spelling per model. */
+/* Stored FP8 KV scales in every spelling that writers use (kv_names.h), one spelling per model. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "model/kv_names.h"
 #include "model/model_impl.h"
 
 typedef struct {
-    const char *k, *v; /* after "layers.N.self_attn."; v NULL: one scale for both */
-} spelling;
-
-static const spelling GQA[] = {
-    {"k_scale", "v_scale"},
-    {"k_proj.k_scale", "v_proj.v_scale"},
-    {"k_proj.output_scale", "v_proj.output_scale"},
-    {"qkv_proj.k_scale", "qkv_proj.v_scale"},
-    {"k_cache.scale", "v_cache.scale"},
-    {"attn.k_scale", "attn.v_scale"},
-    {"kv_scale", NULL},
-};
-static const spelling RETROFIT[] = {{"mla.latent_scale", "mla.rope_scale"}};
-static const char *const UNUSED[] = {"q_scale", "q_proj.output_scale", "q_proj.q_scale", "prob_output_scale", "attn.q_scale"};
-
-#define COUNT(a) (sizeof(a) / sizeof *(a))
-
-typedef struct {
     mla_model *m;
-    const spelling *found; /* the model's spelling, settled by the first layer that has one */
+    const mla_kv_spelling *found; /* the row of its keys' scale: the model's spelling, settled by the first layer that has one */
     mla_str name;
 } scan;
+
+void mla_kv_scale_name(mla_str *out, const mla_model *m, size_t layer, const char *suffix)
+{
+    if (layer >= MLA_MTP(0)) mla_str_printf(out, "mtp.layers.%zu.%s", layer - MLA_MTP(0), suffix);
+    else mla_str_printf(out, "%slayers.%zu.%s", m->prefix, layer, suffix);
+}
 
 static const mla_tensor *find(scan *s, size_t layer, const char *suffix)
 {
     mla_str_clear(&s->name);
-    if (layer >= MLA_MTP(0)) mla_str_printf(&s->name, "mtp.layers.%zu.self_attn.%s", layer - MLA_MTP(0), suffix);
-    else mla_str_printf(&s->name, "%slayers.%zu.self_attn.%s", s->m->prefix, layer, suffix);
+    mla_kv_scale_name(&s->name, s->m, layer, suffix);
     return mla_str_ok(&s->name) ? mla_ckpt_find(s->m->ckpt, mla_str_c(&s->name)) : NULL;
 }
 
@@ -61,18 +49,25 @@ static mla_status read_scale(scan *s, const mla_tensor *t, float *out, mla_err *
     return mla_claim(s->m, t->name, err);
 }
 
-static mla_status read_layer(scan *s, const spelling *table, size_t n, size_t layer, mla_kv_scale *out, mla_err *err)
+/* A row of the keys' scale in a model of this kind; its values' scale is in the next row, or in the same for both. */
+static bool first_row(const mla_kv_spelling *p, bool retro)
+{
+    return p->read && (retro ? p->part == MLA_KV_LATENT : p->part == MLA_KV_K || p->part == MLA_KV_BOTH);
+}
+
+static mla_status read_layer(scan *s, bool retro, size_t layer, mla_kv_scale *out, mla_err *err)
 {
     char at[40];
     layer_text(layer, at, sizeof at);
-    for (size_t i = 0; i < n; i++) {
-        const spelling *p = &table[i];
-        const mla_tensor *k = find(s, layer, p->k), *v = p->v ? find(s, layer, p->v) : k;
+    for (const mla_kv_spelling *p = MLA_KV_SPELLING; p < MLA_KV_SPELLING + MLA_KV_SPELLINGS; p++) {
+        if (!first_row(p, retro)) continue;
+        const mla_kv_spelling *q = p->part == MLA_KV_BOTH ? p : p + 1;
+        const mla_tensor *k = find(s, layer, p->suffix), *v = find(s, layer, q->suffix);
         if (!k && !v) continue;
         if (s->found && s->found != p)
-            return mla_fail(err, MLA_EFORMAT, "%s: KV scales in two spellings, self_attn.%s and self_attn.%s", at, s->found->k, p->k);
+            return mla_fail(err, MLA_EFORMAT, "%s: KV scales in two spellings, %s and %s", at, s->found->suffix, p->suffix);
         if (!k || !v)
-            return mla_fail(err, MLA_EFORMAT, "%s: self_attn.%s is stored, self_attn.%s is missing", at, k ? p->k : p->v, k ? p->v : p->k);
+            return mla_fail(err, MLA_EFORMAT, "%s: %s is stored, %s is missing", at, k ? p->suffix : q->suffix, k ? q->suffix : p->suffix);
         s->found = p;
         mla_status st = read_scale(s, k, &out->k, err);
         if (st == MLA_OK) st = read_scale(s, v, &out->v, err);
@@ -82,15 +77,15 @@ static mla_status read_layer(scan *s, const spelling *table, size_t n, size_t la
     return MLA_OK;
 }
 
-/* Scales that are stored but mean nothing here: q and prob scales; in a retrofit the base's key and value scales. */
-static mla_status claim_unused(scan *s, size_t layer, bool retro, mla_err *err)
+/* Scales that are stored but mean nothing here: q and prob scales; in a retrofit the base's key and value scales (`base`). */
+static mla_status claim_unused(scan *s, size_t layer, bool base, mla_err *err)
 {
     mla_status st = MLA_OK;
-    for (size_t i = 0; st == MLA_OK && i < COUNT(UNUSED); i++)
-        if (find(s, layer, UNUSED[i])) st = mla_claim(s->m, mla_str_c(&s->name), err);
-    for (size_t i = 0; st == MLA_OK && retro && i < COUNT(GQA); i++) {
-        if (find(s, layer, GQA[i].k)) st = mla_claim(s->m, mla_str_c(&s->name), err);
-        if (st == MLA_OK && GQA[i].v && find(s, layer, GQA[i].v)) st = mla_claim(s->m, mla_str_c(&s->name), err);
+    for (size_t i = 0; st == MLA_OK && i < MLA_KV_SPELLINGS; i++) {
+        const mla_kv_spelling *p = &MLA_KV_SPELLING[i];
+        bool plain = p->read && p->part != MLA_KV_LATENT && p->part != MLA_KV_ROPE;
+        if (mla_kv_part_cached(p->part) && !(base && plain)) continue;
+        if (find(s, layer, p->suffix)) st = mla_claim(s->m, mla_str_c(&s->name), err);
     }
     return st;
 }
@@ -106,8 +101,9 @@ static mla_status complete(const scan *s, bool retro, mla_err *err)
         else missing = l;
     }
     if (missing == c->layers || (have == 0 && !c->kv_scheme)) return MLA_OK;
-    const spelling *p = s->found ? s->found : retro ? RETROFIT : GQA;
-    return mla_fail(err, MLA_EFORMAT, "%slayers.%zu.self_attn.%s: missing, %s", s->m->prefix, missing, p->k,
+    const mla_kv_spelling *p = s->found ? s->found : MLA_KV_SPELLING;
+    while (!s->found && !first_row(p, retro)) p++;
+    return mla_fail(err, MLA_EFORMAT, "%slayers.%zu.%s: missing, %s", s->m->prefix, missing, p->suffix,
                     c->kv_scheme ? "but quantization_config declares a kv_cache_scheme" : "but other layers have KV scales");
 }
 
@@ -121,27 +117,22 @@ static bool folded(const mla_model *m)
 
 mla_status mla_bind_kv_scales(mla_model *m, mla_err *err)
 {
-    if (folded(m)) {
-        for (size_t i = 0; i < m->cfg.layers + m->cfg.mtp_layers; i++)
-            if (i >= m->cfg.layers || m->cfg.layer_kind[i] == MLA_LAYER_FULL) m->scale[i] = (mla_kv_scale){true, 1, 1};
-        return MLA_OK; /* a stored scale beside them would stay unclaimed, and is refused */
-    }
     scan s = {.m = m, .name = MLA_STR_MAX(512)};
-    bool retro = m->cfg.mla.layout != MLA_LAYOUT_NONE;
-    const spelling *trunk = NULL;
+    bool retro = m->cfg.mla.layout != MLA_LAYOUT_NONE, in_weights = folded(m);
+    const mla_kv_spelling *trunk = NULL;
     mla_status st = MLA_OK;
     for (size_t i = 0; st == MLA_OK && i < m->cfg.layers + m->cfg.mtp_layers; i++) {
         size_t layer = i < m->cfg.layers ? i : MLA_MTP(i - m->cfg.layers);
         if (i < m->cfg.layers && m->cfg.layer_kind[i] != MLA_LAYER_FULL) continue;
         bool head = i >= m->cfg.layers; /* the MTP head keeps plain keys and values in a retrofit, too */
         if (head) s.found = NULL;
-        st = retro && !head ? read_layer(&s, RETROFIT, COUNT(RETROFIT), layer, &m->scale[i], err)
-                            : read_layer(&s, GQA, COUNT(GQA), layer, &m->scale[i], err);
-        if (st == MLA_OK) st = claim_unused(&s, layer, retro && !head, err);
+        if (in_weights) m->scale[i] = (mla_kv_scale){true, 1, 1}; /* a stored one beside them stays unclaimed, and is refused */
+        else st = read_layer(&s, retro && !head, layer, &m->scale[i], err);
+        if (st == MLA_OK) st = claim_unused(&s, layer, retro && !head && !in_weights, err);
         if (!head) trunk = s.found;
     }
     s.found = trunk;
-    if (st == MLA_OK) st = complete(&s, retro, err);
+    if (st == MLA_OK && !in_weights) st = complete(&s, retro, err);
     mla_str_free(&s.name);
     return st;
 }

@@ -78,6 +78,8 @@ typedef struct {
     float k, v;               /* GQA: keys, values. Retrofit: latent, rotary keys */
 } mla_kv_scale;
 MLA_CHECKED mla_status mla_model_kv_scale(const mla_model *m, size_t layer, mla_kv_scale *out, mla_err *err);
+/* Appends the stored name of a scale of `layer` (MLA_MTP(i): of the MTP head), a suffix of kv_names.h. */
+void mla_kv_scale_name(mla_str *out, const mla_model *m, size_t layer, const char *suffix);
 
 /* The model's tokenizer (tokenizer.json beside the weights, or the GGUF vocabulary). MLA_EUNSUPPORTED when none. */
 MLA_CHECKED mla_status mla_model_tokenizer(const mla_model *m, mla_tok **out, mla_err *err);

@@ -7,8 +7,8 @@
 
 #include "base/alloc.h"
 #include "io/file.h"
+#include "model/kv_names.h"
 #include "verify/consumer_names.h"
-#include "verify/kv_names.h"
 
 const mla_consumer *mla_consumer_at(size_t i) { return i < MLA_CONSUMERS ? &MLA_CONSUMER[i] : NULL; }
 const char *mla_consumer_name(const mla_consumer *c) { return c->name; }
@@ -63,7 +63,7 @@ static void arrive(replay *r, const mla_tensor *t, size_t layer, bool head, cons
     float value;
     if (r->why_not[0]) (void)snprintf(why, why_cap, "%s", r->why_not);
     else if (!param[0]) (void)snprintf(why, why_cap, "the engine has no scale for a latent cache");
-    else if (!k && !v) (void)snprintf(why, why_cap, "its loader looks for %s", sp->part[0] == 'v' ? param[1] : param[0]);
+    else if (!k && !v) (void)snprintf(why, why_cap, "its loader looks for %s", sp->part == MLA_KV_V ? param[1] : param[0]);
     else if (c->loses_hybrid && hybrid && !strcmp(sp->producer, "compressed-tensors")) (void)snprintf(why, why_cap, "this spelling never reaches the Qwen3.5 family");
     else if (!mla_kv_scale_value(t, &value)) (void)snprintf(why, why_cap, "it has more than one element");
     else if (!(isfinite(value) && value > 0)) (void)snprintf(why, why_cap, "it is %s", mla_kv_scale_state(t));
@@ -80,19 +80,19 @@ static mla_status one_scale(replay *r, const mla_tensor *t, mla_err *err)
     char to[160], why[240] = "";
     const mla_kv_spelling *sp = mla_kv_spelling_of(t->name, &layer);
     bool head = is_mtp(t->name);
-    if (!sp || sp->part[0] == 'q' || sp->part[0] == 'p' || (!head && layer >= r->cfg->layers)) return MLA_OK;
+    if (!sp || !mla_kv_part_cached(sp->part) || (!head && layer >= r->cfg->layers)) return MLA_OK;
     if (r->c->own) { /* the model is open: what it did not bind it would have refused */
         mla_kv_scale s;
         mla_status st = mla_model_kv_scale(r->m, head ? MLA_MTP(layer) : layer, &s, err);
         if (st != MLA_OK) return st;
         (void)snprintf(to, sizeof to, "%s", behind_layer(t->name));
-        bool base = r->latent && !head && sp->part[0] != 'l' && sp->part[0] != 'r';
+        bool base = r->latent && !head && sp->part != MLA_KV_LATENT && sp->part != MLA_KV_ROPE;
         if (base) (void)snprintf(why, sizeof why, "a scale of the base's keys or values means nothing to a latent");
         else if (!s.present) (void)snprintf(why, sizeof why, "the model was opened without it");
         else if (!head) r->got[layer] = 3;
     } else arrive(r, t, layer, head, sp, to, sizeof to, why, sizeof why);
     mla_jv *o = mla_jv_add_obj(r->scales);
-    bool ok = mla_jv_set_str(o, "tensor", t->name) && mla_jv_set_size(o, "layer", layer) && mla_jv_set_str(o, "part", sp->part) &&
+    bool ok = mla_jv_set_str(o, "tensor", t->name) && mla_jv_set_size(o, "layer", layer) && mla_jv_set_str(o, "part", mla_kv_part_name(sp->part)) &&
               mla_jv_set_str(o, "renamed", to) && mla_jv_set_str(o, "verdict", *why ? "dropped" : "consumed") && (!*why || mla_jv_set_str(o, "reason", why));
     if (!ok) return mla_fail(err, MLA_ENOMEM, "report of %s", t->name);
     if (*why) mla_findings_add(r->f, "%s: %s drops it: %s", t->name, r->c->name, why);

@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/kv_names.h"
 #include "verify/inspect_parts.h"
-#include "verify/kv_names.h"
 
 typedef struct {
     size_t n, bad, differing, layers; /* layers: distinct ones, while names come sorted by layer text */
@@ -23,7 +23,7 @@ static void put_scale(mla_jv *doc, mla_jv *list, const mla_tensor *t, tally *k)
     mla_jv *o = mla_jv_add_obj(list);
     mla_jv_set_str(o, "name", t->name);
     mla_jv_set_size(o, "layer", layer);
-    mla_jv_set_str(o, "part", sp->part);
+    mla_jv_set_str(o, "part", mla_kv_part_name(sp->part));
     mla_jv_set_str(o, "spelling", sp->producer);
     if (mla_kv_scale_value(t, &v)) mla_jv_set_f64(o, "value", (double)v);
     mla_jv_set_str(o, "state", state);

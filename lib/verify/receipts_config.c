@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "io/sha256.h"
+#include "model/kv_names.h"
 #include "model/model.h"
 #include "model/shared.h"
 #include "tensor/compare.h"
 #include "verify/consumers.h"
-#include "verify/kv_names.h"
 #include "verify/receipts.h"
 
 static const mla_receipt_file *find_file(const mla_manifest *m, const char *name)

@@ -14,6 +14,7 @@
 #include "lab.h"
 #include "quant/coded.h"
 #include "quant/exl3_tile.h"
+#include "quant/fp4.h"
 #include "quant/qconfig.h"
 #include "tensor/bound.h"
 #include "tensor/fp.h"
@@ -117,7 +118,6 @@ static void check_matrix(const matrix *m, mla_backend *be, mla_isa isa)
 
 static const matrix *now; /* of the callback below */
 static void check_now(mla_backend *be, mla_isa isa) { check_matrix(now, be, isa); }
-
 /* Rows out of a packed table, and counted bytes: no more than 1.15 of what is stored, edges and short last panels aside. */
 static void check_embed_and_bytes(const matrix *m)
 {
@@ -213,20 +213,29 @@ typedef struct {
     mla_scale_kind scale;
     mla_offset_kind offset;
     size_t out, in, group, super;
+    enum { ODD, WHOLE, MIDDLE, E2M1, TINY } values; /* i - 3, i, i - half; fp4 under E4M3 over a factor; MIDDLE under tiny scales */
 } drawn;
 
 static const drawn DRAWN[] = {
-    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F16, MLA_OFFSET_F16, 37, 300, 40, 0},
-    {MLA_CODE_NIBBLE, 4, MLA_SCALE_TABLE, MLA_OFFSET_NONE, 1, 8, 8, 0},
-    {MLA_CODE_NIBBLE, 4, MLA_SCALE_BF16, MLA_OFFSET_ZERO, 65, 1, 64, 0},
-    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F32, MLA_OFFSET_NONE, 96, 531, 1000, 0},
-    {MLA_CODE_NIBBLE_BIT, 5, MLA_SCALE_F16, MLA_OFFSET_NONE, 33, 263, 24, 0},
-    {MLA_CODE_NIBBLE_CRUMB, 6, MLA_SCALE_SUPER_I8, MLA_OFFSET_NONE, 31, 777, 16, 256},
-    {MLA_CODE_CRUMB, 2, MLA_SCALE_SUPER_U4, MLA_OFFSET_SUPER_U4, 34, 530, 16, 256},
-    {MLA_CODE_CRUMB_BIT, 3, MLA_SCALE_SUPER_I8, MLA_OFFSET_SUPER_U8, 64, 270, 32, 128},
-    {MLA_CODE_INT8, 8, MLA_SCALE_F16, MLA_OFFSET_ZERO, 35, 259, 48, 0},
-    {MLA_CODE_E4M3, 8, MLA_SCALE_F32, MLA_OFFSET_NONE, 70, 300, 104, 0},
-    {MLA_CODE_BF16, 16, MLA_SCALE_ONE, MLA_OFFSET_NONE, 39, 521, 521, 0},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F16, MLA_OFFSET_F16, 37, 300, 40, 0, ODD},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_TABLE, MLA_OFFSET_NONE, 1, 8, 8, 0, ODD},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_BF16, MLA_OFFSET_ZERO, 65, 1, 64, 0, ODD},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F32, MLA_OFFSET_NONE, 96, 531, 1000, 0, ODD},
+    {MLA_CODE_NIBBLE_BIT, 5, MLA_SCALE_F16, MLA_OFFSET_NONE, 33, 263, 24, 0, ODD},
+    {MLA_CODE_NIBBLE_CRUMB, 6, MLA_SCALE_SUPER_I8, MLA_OFFSET_NONE, 31, 777, 16, 256, ODD},
+    {MLA_CODE_CRUMB, 2, MLA_SCALE_SUPER_U4, MLA_OFFSET_SUPER_U4, 34, 530, 16, 256, ODD},
+    {MLA_CODE_CRUMB_BIT, 3, MLA_SCALE_SUPER_I8, MLA_OFFSET_SUPER_U8, 64, 270, 32, 128, ODD},
+    {MLA_CODE_INT8, 8, MLA_SCALE_F16, MLA_OFFSET_ZERO, 35, 259, 48, 0, ODD},
+    {MLA_CODE_E4M3, 8, MLA_SCALE_F32, MLA_OFFSET_NONE, 70, 300, 104, 0, ODD},
+    {MLA_CODE_BF16, 16, MLA_SCALE_ONE, MLA_OFFSET_NONE, 39, 521, 521, 0, ODD},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F16, MLA_OFFSET_F16, 97, 300, 40, 0, WHOLE},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F32, MLA_OFFSET_NONE, 65, 777, 40, 0, MIDDLE},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_TABLE, MLA_OFFSET_NONE, 70, 531, 16, 0, E2M1},
+    {MLA_CODE_NIBBLE, 4, MLA_SCALE_F32, MLA_OFFSET_NONE, 65, 300, 40, 0, TINY},
+    {MLA_CODE_NIBBLE_BIT, 5, MLA_SCALE_F16, MLA_OFFSET_F16, 33, 779, 24, 0, WHOLE},
+    {MLA_CODE_NIBBLE_BIT, 5, MLA_SCALE_F32, MLA_OFFSET_NONE, 64, 259, 24, 0, MIDDLE},
+    {MLA_CODE_NIBBLE_CRUMB, 6, MLA_SCALE_F16, MLA_OFFSET_F16, 66, 333, 56, 0, WHOLE},
+    {MLA_CODE_NIBBLE_CRUMB, 6, MLA_SCALE_SUPER_I8, MLA_OFFSET_NONE, 31, 777, 16, 256, MIDDLE},
 };
 
 static uint32_t draw(size_t row, size_t i, unsigned what) { return mla_f32_bits((float)mla_rng_normal(77 + what, row * 4096 + i)) >> 3; }
@@ -246,12 +255,13 @@ static mla_status drawn_fill(const mla_coded *c, size_t row, const mla_coded_row
     }
     for (size_t g = 0; d->scale != MLA_SCALE_ONE && g * c->group < c->in; g++) {
         uint16_t h = half_near_1(row, g, 1), o = half_near_1(row, g, 2);
-        float f = mla_f16_f32(h) * 1.0001f;
+        float f = mla_f16_f32(h) * (d->values == TINY && g % 2 ? 0x1.01p-125f : 1.0001f);
         uint16_t b = mla_f32_bf16(f);
         if (d->scale == MLA_SCALE_F32) memcpy(to->scale + 4 * g, &f, 4);
         else if (d->scale == MLA_SCALE_F16) memcpy(to->scale + 2 * g, &h, 2);
         else if (d->scale == MLA_SCALE_BF16) memcpy(to->scale + 2 * g, &b, 2);
         else to->scale[g] = (uint8_t)draw(row, g, 3);
+        if (d->values == E2M1 && (to->scale[g] & 0x7f) == 0x7f) to->scale[g] = 0x81;
         if (d->offset == MLA_OFFSET_F16) memcpy(to->offset + 2 * g, &o, 2);
         else if (mla_offset_size(d->offset)) to->offset[g] = (uint8_t)draw(row, g, 4);
     }
@@ -308,8 +318,9 @@ static void drawn_make(mla_coded *c, const drawn *d)
     *c = (mla_coded){.out = d->out, .in = d->in, .code = d->code, .group = d->group, .scale = d->scale, .offset = d->offset,
                      .super_group = d->super, .fill = drawn_fill, .ctx = d};
     unsigned low = d->bits < 4 ? 3 : 15, high = d->bits == 6 ? 3 : 1;
-    for (unsigned i = 0; i < 16; i++) c->lo[i] = (float)(i & low) - 3, c->hi[i] = (float)((i & high) * (low + 1));
-    for (unsigned i = 0; i < 256; i++) c->table[i] = (float)i * 0.013f - 1;
+    float zero = d->values == ODD ? 3 : d->values == WHOLE ? 0 : (float)(1u << (d->bits - 1));
+    for (unsigned i = 0; i < 16; i++) c->lo[i] = d->values == E2M1 ? MLA_E2M1[i] : (float)(i & low) - zero, c->hi[i] = (float)((i & high) * (low + 1));
+    for (unsigned i = 0; i < 256; i++) c->table[i] = d->values == E2M1 ? mla_e4m3_f32((uint8_t)i) / 0.3701f : (float)i * 0.013f - 1;
 }
 
 static void check_drawn(mla_backend *be, mla_isa isa)
@@ -539,10 +550,9 @@ END_TEST
 /* Every state of every codebook: at 8 bits a state is two bytes, and so many drawn tiles hold all pairs. */
 enum { STATES_IN = 1024, STATES_OUT = 2048, STATES_TILES = STATES_IN / 16 * (STATES_OUT / 16) };
 
-static void one_sides(const mla_coded *c, float *su, float *sv)
+static void ones(const mla_coded *c, float *su, float *sv)
 {
-    for (size_t i = 0; i < c->trellis.in128; i++) su[i] = 1;
-    for (size_t o = 0; o < c->trellis.out128; o++) sv[o] = 1;
+    for (size_t i = 0; i < c->trellis.out128; i++) su[i < c->trellis.in128 ? i : 0] = sv[i] = 1;
 }
 
 static void check_states(mla_backend *be, mla_isa isa)
@@ -551,25 +561,21 @@ static void check_states(mla_backend *be, mla_isa isa)
     mla_weight *w;
     (void)isa;
     ck_ok(be->ops->weight_new(be, &w, &(mla_weight_desc){.out = STATES_OUT, .in = STATES_IN, .rows = qmat_rows, .coded = &now->c}, &err));
-    check_tiles(now, be, w);
-    be->ops->weight_free(be, w);
+    check_tiles(now, be, w), be->ops->weight_free(be, w);
 }
 
 START_TEST(every_state)
 {
     unsigned char *tiles = mla_alloc(STATES_TILES, 256, 1), *seen = mla_alloc(1, 65536, 1);
     size_t n = 0;
-    for (size_t t = 0; t < STATES_TILES; t++)
-        for (size_t i = 0; i < 256; i++) tiles[256 * t + i] = (unsigned char)(mla_rng_u64(31, 256 * t + i) >> 40);
+    for (size_t i = 0; i < (size_t)256 * STATES_TILES; i++) tiles[i] = (unsigned char)(mla_rng_u64(31, i) >> 40);
     for (size_t t = 0; t < STATES_TILES; t++)
         for (size_t i = 0; i < 256; i++) seen[tiles[256 * t + (i ^ 3)] << 8 | tiles[256 * t + ((i + 1) % 256 ^ 3)]] = 1;
     for (size_t s = 0; s < 65536; s++) n += seen[s];
     ck_assert_uint_eq(n, 65536);
-    matrix m = {.name = _i == 0 ? "3inst" : _i == 1 ? "mcg" : "mul1", .q.in = STATES_IN, .q.out = STATES_OUT,
-                .c = {.out = STATES_OUT, .in = STATES_IN, .code = MLA_CODE_TRELLIS, .group = STATES_IN, .sides = one_sides,
-                      .trellis = {tiles, 16, (unsigned)_i, STATES_IN, STATES_OUT}}};
-    now = &m;
-    lab_each_isa(m.name, 2, check_states);
+    mla_coded c = {.out = STATES_OUT, .in = STATES_IN, .code = MLA_CODE_TRELLIS, .group = STATES_IN, .sides = ones, .trellis = {tiles, 16, (unsigned)_i, STATES_IN, STATES_OUT}};
+    matrix m = {.name = _i == 0 ? "3inst" : _i == 1 ? "mcg" : "mul1", .q.in = STATES_IN, .q.out = STATES_OUT, .c = c};
+    now = &m, lab_each_isa(m.name, 2, check_states);
     mla_free(tiles), mla_free(seen);
 }
 END_TEST

@@ -2,7 +2,7 @@
  * row with packed codes, beside the same products with weights decoded to bf16 and f32.
  *
  * usage: bench_codes threads repetitions [layers]
- * Codes and scales are drawn (never zeros), every matrix its own, so that together they do not fit a core's cache. Prints, for
+ * int4: with zero points; int4_sym: without. Codes and scales are drawn (never zeros), every matrix its own, so that together they do not fit a core's cache. Prints, for
  * each format NAME: codes_NAME (passes per second, median; formats alternate) and codes_NAME_bytes (of all matrices). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +34,7 @@ static const struct {
     {"q6_k", MLA_PREC_F32, MLA_CODE_NIBBLE_CRUMB, MLA_SCALE_SUPER_I8, MLA_OFFSET_NONE, 16, 256, 0},
     {"q8_0", MLA_PREC_F32, MLA_CODE_INT8, MLA_SCALE_F16, MLA_OFFSET_NONE, 32, 0, 0},
     {"int4", MLA_PREC_F32, MLA_CODE_NIBBLE, MLA_SCALE_F16, MLA_OFFSET_ZERO, 64, 0, 0},
+    {"int4_sym", MLA_PREC_F32, MLA_CODE_NIBBLE, MLA_SCALE_BF16, MLA_OFFSET_NONE, 128, 0, 0},
     {"nvfp4", MLA_PREC_F32, MLA_CODE_NIBBLE, MLA_SCALE_TABLE, MLA_OFFSET_NONE, 16, 0, 0},
     {"fp8", MLA_PREC_F32, MLA_CODE_E4M3, MLA_SCALE_BF16, MLA_OFFSET_NONE, 128, 0, 0},
     {"exl3_mul1", MLA_PREC_F32, MLA_CODE_TRELLIS, MLA_SCALE_ONE, MLA_OFFSET_NONE, 0, 0, 2},
@@ -85,8 +86,13 @@ static mla_weight *matrix(mla_backend *be, size_t f, size_t out, size_t in, cons
     mla_coded c = {.out = out, .in = in, .code = FORMAT[f].code, .group = FORMAT[f].group, .scale = FORMAT[f].scale,
                    .offset = FORMAT[f].offset, .super_group = FORMAT[f].super, .fill = drawn_fill, .sides = drawn_sides,
                    .trellis = {tiles, 8, FORMAT[f].codebook, (in + 127) / 128 * 128, (out + 127) / 128 * 128}};
-    for (int i = 0; i < 16; i++) c.lo[i] = (float)(i - 8), c.hi[i] = (float)((i & 3) * 16);
-    for (int i = 0; i < 256; i++) c.table[i] = 0.01f * (float)(i + 1);
+    static const float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    int zero = c.offset == MLA_OFFSET_NONE ? c.code == MLA_CODE_NIBBLE_CRUMB ? 32 : 8 : 0;
+    for (int i = 0; i < 16; i++) {
+        c.lo[i] = c.scale == MLA_SCALE_TABLE ? (i & 8 ? -E2M1[i & 7] : E2M1[i & 7]) : (float)(i - zero);
+        c.hi[i] = (float)((i & 3) * 16);
+    }
+    for (int i = 0; i < 256; i++) c.table[i] = mla_e4m3_f32((uint8_t)(i & 0x7f)) * 0.0123f;
     mla_weight_desc d = {.out = out, .in = in, .precision = FORMAT[f].precision, .rows = normal_rows, .ctx = &in,
                          .coded = c.code == MLA_CODE_N ? NULL : &c};
     lab_must(be->ops->weight_new(be, &w, &d, &err), &err);

@@ -29,6 +29,11 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 static bool has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+static void fill_avx512bf16(mla_cpu_kern *k)
+{
+    mla_cpu_fill_avx512bf16(k);
+    if (__builtin_cpu_supports("avx512fp16") && __builtin_cpu_supports("avx512vbmi2")) mla_cpu_add_avx512fp16(k);
+}
 #endif
 
 typedef struct {
@@ -41,7 +46,7 @@ static bool always(void) { return true; }
 
 static const variant VARIANTS[] = { /* best first */
 #if defined(__x86_64__)
-    {MLA_ISA_AVX512BF16, has_avx512bf16, mla_cpu_fill_avx512bf16},
+    {MLA_ISA_AVX512BF16, has_avx512bf16, fill_avx512bf16},
     {MLA_ISA_AVX512, has_avx512, mla_cpu_fill_avx512},
     {MLA_ISA_AVX2, has_avx2, mla_cpu_fill_avx2},
 #endif

@@ -26,6 +26,11 @@ typedef struct { /* one panel of codes: where its parts stand, in bytes */
     size_t octets;          /* inputs / 8, rounded up */
     size_t groups, supers;
     size_t b, scales, offsets, supers_at, super_offs, marks;
+    bool ints;              /* codes stand for integers u, v = factor u + shift, and no scale is so odd that this loses a bit */
+    uint8_t look[16];       /* NIBBLE: u */
+    float factor, shift;
+    bool split;             /* digits hold for every scale */
+    float digits[16];
 } mla_code_layout;
 
 struct mla_weight {

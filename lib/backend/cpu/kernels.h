@@ -72,6 +72,7 @@ typedef struct { /* a block of at most MLA_KP inputs of packed panels; tensor/co
     mla_code code;
     bool offset;               /* m is there */
     const float *lo, *hi;      /* (16) */
+    const uint8_t *look;       /* codes_gemv_bytes: (16) the integer that NIBBLE c stands for */
     const uint32_t *a, *b;     /* planes of the first panel, from this block on; b: only where a code has two */
     const uint8_t *marks;      /* E4M3: octets of the first panel that hold a subnormal; the next ones 4 panel_words bytes on */
     size_t panel_words;        /* u32 from a panel to the next */
@@ -86,7 +87,8 @@ typedef struct { /* scales and offsets of one panel as f32: groups g0 .. g0 + n 
     const unsigned char *supers, *super_offs; /* (supers, MLA_NR) f16 */
     size_t per_super, g0, n;
     const float *table;
-    float factor; /* of s */
+    const float *digits;  /* (16) the table taken apart (scale_of_digits); NULL: it is none of E4M3 */
+    float factor, shift; /* s as stored times both: s, and m where no offset is stored */
 } mla_code_scales;
 
 typedef struct { /* EXL3: what one matrix' tiles are decoded with */
@@ -135,6 +137,8 @@ typedef struct {
     void (*gdn)(const mla_gdn_block *g);
     /* packed codes (codes_body.h): c (np, MLA_NR) = or += one row x (8 octets) times np panels; np is 1 or MLA_CODE_PANELS */
     void (*codes_gemv)(float *c, const float *x, const mla_code_block *q, size_t np, bool add);
+    /* the same from codes as integers (codes_bytes.h), NIBBLE and the codes with it; NULL: nothing gained */
+    void (*codes_gemv_bytes)(float *c, const float *x, const mla_code_block *q, size_t np, bool add);
     void (*codes_tile)(float *dst, const mla_code_block *q); /* (8 octets, MLA_NR): a B panel */
     void (*code_scales)(float *s, float *m, const mla_code_scales *a);
     /* EXL3 (trellis_body.h): `tiles` tile rows of 16 inputs of two panels (2 K, 32) u16; outputs of a panel in the order of lanes.
@@ -150,5 +154,6 @@ void mla_cpu_fill_ref(mla_cpu_kern *k);
 void mla_cpu_fill_avx2(mla_cpu_kern *k);
 void mla_cpu_fill_avx512(mla_cpu_kern *k);
 void mla_cpu_fill_avx512bf16(mla_cpu_kern *k);
+void mla_cpu_add_avx512fp16(mla_cpu_kern *k); /* replaces some of avx512bf16 */
 #endif
 #endif

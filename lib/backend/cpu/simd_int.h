@@ -54,7 +54,6 @@ V16I_BOTH(v16i_andnot, _mm256_andnot_si256)
 V16I_BOTH(v8i_equal, _mm256_cmpeq_epi32)
 V16I_BOTH(v16i_xor, _mm256_xor_si256)
 V16I_BOTH(v16i_add, _mm256_add_epi32)
-#undef V16I_BOTH
 MLA_INLINE v16i v16i_shr(v16i a, int n) { return (v16i){_mm256_srli_epi32(a.lo, n), _mm256_srli_epi32(a.hi, n)}; }
 MLA_INLINE v16i v16i_shl(v16i a, int n) { return (v16i){_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)}; }
 MLA_INLINE v16i v16i_sar(v16i a, int n) { return (v16i){_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)}; }
@@ -69,6 +68,25 @@ MLA_INLINE __m256 v8_look(v16_lut t, __m256i i)
                             _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
 }
 MLA_INLINE v16 v16_look(v16_lut t, v16i i) { return (v16){v8_look(t, i.lo), v8_look(t, i.hi)}; }
+/* Bytes of t picked by the bytes of i (< 16), in every 128 bits; bytes compared; a table of sixteen bytes. */
+V16I_BOTH(v16i_look_bytes, _mm256_shuffle_epi8)
+V16I_BOTH(v16i_bytes_equal, _mm256_cmpeq_epi8)
+#undef V16I_BOTH
+MLA_INLINE v16i v16i_look_load(const uint8_t *t)
+{
+    __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)t));
+    return (v16i){v, v};
+}
+/* Every lane's own bytes in another order: four indices, 0x80 for a zero */
+MLA_INLINE v16i v16i_pick(v16i a, uint32_t from)
+{
+    __m256i at = _mm256_add_epi8(_mm256_set1_epi32((int)from), _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    return v16i_look_bytes(a, (v16i){at, at});
+}
+MLA_INLINE v16i v16i_byte(v16i a, unsigned j) /* byte j of every lane */
+{
+    return j == 0 ? v16i_and(a, v16i_set(255)) : j == 3 ? v16i_shr(a, 24) : v16i_pick(a, 0x80808000u + j);
+}
 MLA_INLINE __m256 v8_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 MLA_INLINE v16 v16_load_f16(const void *p) { return (v16){v8_load_f16(p), v8_load_f16((const char *)p + 16)}; }
 MLA_INLINE __m128i v8_bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)(const void *)p); }

@@ -19,6 +19,19 @@ MLA_INLINE vh vh_count_less(vh n, vh a, vh b) /* n + 1 where a < b as signed num
 }
 MLA_INLINE vf vf_bits(vh a) { return _mm512_castsi512_ps(a); }
 #define VH_SWAP(a) _mm512_shuffle_i64x2(a, a, 0xb1)
+#if defined(__AVX512FP16__) && defined(__AVX512VBMI2__)
+/* f16 numbers in the lanes; widened by halves of the vector, so lanes are put where the two joins would have put them. */
+#define VH_F16
+MLA_INLINE vh vh_window(vh a, vh b, unsigned n) { return _mm512_shldi_epi16(a, b, (int)n); }
+MLA_INLINE vh vh_in_order(vh a) { return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), a); }
+MLA_INLINE vh vh_f16_add(vh a, vh b) { return _mm512_castph_si512(_mm512_add_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b))); }
+MLA_INLINE vh vh_f16_fma(vh a, vh b, vh c)
+{
+    return _mm512_castph_si512(_mm512_fmadd_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b), _mm512_castsi512_ph(c)));
+}
+MLA_INLINE vf vf_widen0(vh a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
+MLA_INLINE vf vf_widen1(vh a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
+#endif
 #else
 #define VH_LANES 16
 typedef __m256i vh;
@@ -92,6 +105,10 @@ MLA_PLAIN vf vf_mul(vf a, vf b) { return v16_mul(a, b); }
 MLA_PLAIN vf vf_fma(vf a, vf b, vf c) { return v16_fma(a, b, c); }
 #undef VH_EACH
 #undef VF_EACH
+#endif
+#if !defined(VH_F16)
+MLA_VEC vh vh_window(vh a, vh b, unsigned n) { return vh_or(vh_shl(a, n), vh_shr(b, 16 - n)); } /* 16 bits from bit n of a on, then b */
+MLA_VEC vh vh_in_order(vh a) { return a; }
 #endif
 /* vf_join0, vf_join1: 32-bit lanes of low and high halves, taken from lanes 0-3, 8-11, 16-19, 24-27; and from the others.
  * vh_turn: a lane takes the lane before it in its ring of eight: 0 1 2 3 8 9 10 11; 4-7 12-15; 16-19 24-27; 20-23 28-31. */

@@ -17,13 +17,13 @@ typedef struct { /* states of a tile row: by c / 8, then by row */
 MLA_VEC void states_of(const unsigned twice_k, trellis_states *t, const uint16_t *ring)
 {
     for (size_t part = 0; part < VH_PARTS; part++, ring += VH_LANES) {
-        vh before = vh_turn(vh_load(ring + (size_t)32 * (twice_k - 1)));
+        vh before = vh_in_order(vh_turn(vh_load(ring + (size_t)32 * (twice_k - 1))));
         MLA_UNROLL
         for (unsigned i = 0; i < 32; i++) {
             unsigned h = i / 16, r = i % 16, u = 8 * (r % 8 / 2) + 4 * h + 2 * (r / 8) + r % 2;
             unsigned end = twice_k * (u + 1) / 2, at = end / 16, bits = end % 16;
-            vh a = at ? vh_load(ring + (size_t)32 * (at - 1)) : before;
-            if (bits) a = vh_or(vh_shl(a, bits), vh_shr(vh_load(ring + (size_t)32 * at), 16 - bits));
+            vh a = at ? vh_in_order(vh_load(ring + (size_t)32 * (at - 1))) : before;
+            if (bits) a = vh_window(a, vh_in_order(vh_load(ring + (size_t)32 * at)), bits);
             vh_store(t->s[h][r] + part * VH_LANES, a);
         }
     }
@@ -40,6 +40,32 @@ static void trellis_states_of(trellis_states *t, const uint16_t *ring, unsigned 
 #undef STATES
 }
 
+/* A state times a constant mod 2^32 as its low and high halves; 3inst adds another one: low gets its top bit flipped then, so
+ * that a signed comparison finds the carry. */
+MLA_VEC void trellis_hash(const unsigned codebook, vh *low, vh *high, vh state)
+{
+    const uint32_t m = codebook == 2 ? 0x83dcd12du : codebook == 1 ? 0xcbac1fedu : 89226354u, plus = 64248484u;
+    *low = vh_mul_low(state, vh_set(m & 0xffff));
+    *high = vh_add(vh_mul_high(state, vh_set(m & 0xffff)), vh_mul_low(state, vh_set(m >> 16)));
+    if (codebook) return;
+    vh flipped = vh_set(0x8000 ^ (plus & 0xffff));
+    *low = vh_add(*low, flipped);
+    *high = vh_count_less(vh_add(*high, vh_set(plus >> 16)), *low, flipped);
+}
+
+#if defined(VH_F16)
+/* Values of states: panel 0, panel 1. f16 sums and products round as the codebooks ask. */
+MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
+{
+    vh low, high, v;
+    trellis_hash(codebook, &low, &high, state);
+    if (codebook == 2) v = vh_f16_fma(vh_add(vh_add(vh_sum_bytes(low), vh_set(0x6400)), vh_sum_bytes(high)), vh_set(0x1eee), vh_set(0xc931));
+    else
+        v = vh_f16_add(vh_and_xor(low, vh_set(0x8fff), vh_set(codebook ? 0x3b60 : 0xbb60)), vh_and_xor(high, vh_set(0x8fff), vh_set(0x3b60)));
+    f[0] = vf_widen0(v);
+    f[1] = vf_widen1(v);
+}
+#else
 /* x rounded to f16 precision, ties to even: 8193 x keeps 11 digits beside 8192 x, for every sum the codebooks make
  * (tests/backend/test_coded.c: every state). */
 MLA_VEC vf round_f16(vf x) { return vf_fma(x, vf_set(-8192.0f), vf_mul(x, vf_set(8193.0f))); }
@@ -52,12 +78,11 @@ MLA_VEC void trellis_half(vf f[2], vh h, unsigned flip)
     f[1] = vf_join1(low, top);
 }
 
-/* Values of states: panel 0, panel 1. A state times a constant mod 2^32 as its low and high halves. */
+/* Values of states: panel 0, panel 1. */
 MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
 {
-    const uint32_t m = codebook == 2 ? 0x83dcd12du : codebook == 1 ? 0xcbac1fedu : 89226354u, plus = 64248484u;
-    vh low = vh_mul_low(state, vh_set(m & 0xffff));
-    vh high = vh_add(vh_mul_high(state, vh_set(m & 0xffff)), vh_mul_low(state, vh_set(m >> 16)));
+    vh low, high;
+    trellis_hash(codebook, &low, &high, state);
     if (codebook == 2) { /* mul1: 1024 + the sum of bytes, times f16 0x1eee, plus f16 0xc931; exact but for the last rounding */
         vh n = vh_add(vh_sum_bytes(low), vh_sum_bytes(high)), top = vh_set(0x4b00); /* 2^23 + the sum */
         vf a = vf_set(0x1.bb8p-8f), b = vf_set(1024 * 0x1.bb8p-8f - 0x1.4c4p+3f - 0x1.bb8p+15f);
@@ -65,17 +90,13 @@ MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
         f[1] = round_f16(vf_fma(vf_join1(n, top), a, b));
         return;
     }
-    if (codebook == 0) { /* plus a constant: low gets its top bit flipped, so that a signed comparison finds the carry */
-        vh flipped = vh_set(0x8000 ^ (plus & 0xffff));
-        low = vh_add(low, flipped);
-        high = vh_count_less(vh_add(high, vh_set(plus >> 16)), low, flipped);
-    }
     vf a[2], b[2];
     trellis_half(a, low, codebook == 0 ? 0x8000 : 0);
     trellis_half(b, high, 0);
     f[0] = round_f16(vf_add(a[0], b[0]));
     f[1] = round_f16(vf_add(a[1], b[1]));
 }
+#endif
 
 /* acc (panel 0, panel 1; in place) += 16 inputs times the values of one tile row's states (16, 32; one part of them) */
 MLA_VEC void trellis_rows(const unsigned codebook, float *acc0, float *acc1, const float *x, const uint16_t (*state)[32])
@@ -97,6 +118,7 @@ MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, 
     trellis_states t;
     float acc[2 * MLA_NR] = {0};
     for (size_t i = 0; i < tiles; i++, ring += (size_t)32 * p->twice_k, x += 16) {
+        for (size_t half = 0; half < p->twice_k; half++) __builtin_prefetch((const char *)(ring + 32 * half) + 4096);
         trellis_states_of(&t, ring, p->twice_k);
         for (size_t h = 0; h < 2; h++)
             for (size_t part = 0; part < VH_PARTS; part++) {
