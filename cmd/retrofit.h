@@ -20,10 +20,10 @@ typedef struct {
     const char *layout, *recipe, *held_out, *precision, *allocation, *factors_dtype, *objective, *balance;
     cli_list corpus;
     const char *ranks, *rank_set, *names;
-    bool force, stream, nested, fast;
+    bool force, stream, nested, fast, sequential;
 } retrofit_args;
 
-#define RETROFIT_OPTIONS 25
+#define RETROFIT_OPTIONS 26
 /* Fills opt (RETROFIT_OPTIONS rows) and returns how many were used: recipe options, then, with `text`, corpus options. */
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text);
 /* Two more rows: --report and --held-out-stats, for the commands that solve. */

@@ -46,6 +46,8 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
          .help = "rounds of probing, each at the ranks of the one before"},
         {.name = "refine-steps", .kind = CLI_SIZE, .target = &a->refine_steps, .metavar = "N", .group = "what to build", .def = "125",
          .help = "steps of local refinement per layer, against the layer's own output; 0: none"},
+        {.name = "sequential", .kind = CLI_FLAG, .target = &a->sequential, .group = "what to build",
+         .help = "fit each layer to the features that it gets behind compressed earlier layers, where that lowers its error on held-out text (layouts n and rebuild; a pass over the refinement's text per layer)"},
         {.name = "fast", .kind = CLI_FLAG, .target = &a->fast, .group = "what to build",
          .help = "uniform ranks and no refinement: the closed form alone, several times quicker; other options still override"},
         {.name = "rank-set", .kind = CLI_STR, .target = &a->rank_set, .metavar = "R,R,...", .group = "what to build",
@@ -120,6 +122,7 @@ mla_status retrofit_recipe(mla_recipe *r, const retrofit_args *a, mla_err *err)
     if (a->objective) (void)mla_objective_parse(a->objective, &r->objective);
     if (a->balance && (r->balance_scan = !strcmp(a->balance, "scan"))) r->balance = 0;
     else if (a->balance && !(read_positive(a->balance, &r->balance))) return mla_fail(err, MLA_EINVAL, "--balance %.40s: a positive number, or scan", a->balance);
+    if (a->sequential) r->sequential = true;
     if (a->rotary_keys) r->rotary_keys = a->rotary_keys;
     if (a->rotary_width) r->rotary_width = a->rotary_width;
     if (a->freq_fold) r->freq_fold = a->freq_fold;

@@ -115,7 +115,7 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
         st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
         fo.probe = probe;
     }
-    if (st == MLA_OK && out->recipe.refine_steps) {
+    if (st == MLA_OK && (out->recipe.refine_steps || out->recipe.sequential)) {
         const mla_recipe *r = &out->recipe;
         mla_refine_opts ro = {.rows = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision,
                                        .stream_layers = o->stream_layers, .layout = r->layout, .groups = r->groups,
@@ -198,8 +198,8 @@ static void settle_text_steps(mla_recipe *r, const mla_inputs *in, bool lossless
 {
     bool text = !lossless && in->n_held >= r->row_tokens && in->n_fit >= r->row_tokens;
     if (r->allocation == MLA_ALLOC_AUTO) r->allocation = text ? MLA_ALLOC_PROBE : MLA_ALLOC_UNIFORM;
-    if (!text && !lossless && r->refine_steps) mla_info(log, "no rows of text to refine on: the closed form is kept");
-    if (!text) r->refine_steps = 0;
+    if (!text && !lossless && (r->refine_steps || r->sequential)) mla_info(log, "no rows of text to refine on: the closed form is kept");
+    if (!text) r->refine_steps = 0, r->sequential = false;
 }
 
 mla_status mla_build(mla_build_result *out, const mla_build_opts *o, mla_err *err)

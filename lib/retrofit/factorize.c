@@ -11,6 +11,7 @@
 #include "retrofit/divisor.h"
 #include "retrofit/piece.h"
 #include "retrofit/rounds.h"
+#include "retrofit/sequential.h"
 #include "retrofit/shares.h"
 #include "retrofit/width.h"
 
@@ -109,6 +110,37 @@ static bool rounding_costs(const mla_factorization *f)
     return false;
 }
 
+/* The factors of layer i as later layers get to see them: all earlier layers' (layer, f: scratch of i), then sequential.h. */
+static mla_status follow(work *w, const mla_factorize_opts *o, size_t i, mla_factors *f, mla_sequential_result *res, mla_err *err)
+{
+    mla_factors *prefix = mla_alloc(i, 1, sizeof *prefix);
+    size_t *layer = mla_alloc(i, 1, sizeof *layer), n = 0;
+    mla_status st = prefix && layer ? MLA_OK : mla_fail(err, MLA_ENOMEM, "prefix of %zu layers", i);
+    for (size_t k = 0; st == MLA_OK && k < i; k++)
+        if (w->refined[k].r) prefix[n] = w->refined[k], layer[n++] = w->sol[k].layer; /* full rank: exact, nothing to set */
+    if (st == MLA_OK && n) st = mla_refiner_follow(o->refiner, w->sol[i].layer, prefix, layer, n, err);
+    if (st == MLA_OK && n) st = mla_sequential(o->refiner, &w->sol[i], &o->eigen, f, res, err);
+    mla_free(prefix);
+    mla_free(layer);
+    return st;
+}
+
+/* Steps from f, where any are to be taken; from the better of the two solutions where layers follow each other. */
+static mla_status move(work *w, const mla_factorize_opts *o, size_t i, mla_factors *f, mla_refined *local, mla_progress *prog, mla_err *err)
+{
+    mla_sequential_result seq = {0};
+    const mla_solution *s = &w->sol[i];
+    *local = (mla_refined){.stored = -1};
+    mla_status st = w->r->sequential && i ? follow(w, o, i, f, &seq, err) : MLA_OK;
+    if (st == MLA_OK && w->r->refine_steps) st = mla_refine_layer(o->refiner, s, f, local, prog, err);
+    else if (st == MLA_OK) st = mla_refine_measure(o->refiner, s->layer, f, &local->before, err), local->after = local->before;
+    if (!seq.kept) return st;
+    if (!local->accepted) local->after = seq.after;
+    local->before = seq.before;
+    local->accepted = true;
+    return st;
+}
+
 /* One layer: from its piece of an earlier, killed build, or by steps. f: the closed form on entry. */
 static mla_status refine_one(work *w, const mla_factorize_opts *o, size_t i, mla_factors *f, mla_progress *prog, mla_err *err)
 {
@@ -122,7 +154,7 @@ static mla_status refine_one(work *w, const mla_factorize_opts *o, size_t i, mla
         prog->total -= (double)w->r->refine_steps;
     } else {
         mla_factors small = {0};
-        st = mla_refine_layer(o->refiner, s, f, local, prog, err);
+        st = move(w, o, i, f, local, prog, err);
         if (st == MLA_OK) st = local->accepted ? mla_refine_round(&small, f, s, true, err) : mla_solution_factors(&small, s, f->r, true, err);
         if (st == MLA_OK) st = mla_refine_measure(o->refiner, s->layer, &small, &local->stored, err);
         mla_factors_free(&small);
@@ -153,7 +185,7 @@ static mla_status refine_all(work *w, const mla_factorize_opts *o, size_t n, mla
     if (st != MLA_OK) return st;
     mla_progress_end(&prog);
     if (kept) {
-        snprintf(text, sizeof text, "local, %zu steps, %zu of %zu layers", w->r->refine_steps, kept, n);
+        snprintf(text, sizeof text, "%slocal, %zu steps, %zu of %zu layers", w->r->sequential ? "sequential, " : "", w->r->refine_steps, kept, n);
         if (!(w->out->refined = mla_strdup(text))) return mla_fail(err, MLA_ENOMEM, "refinement");
     }
     mla_info(o->log, "refinement: lower held-out error in %zu of %zu layers", kept, tried);

@@ -129,6 +129,7 @@ static mla_status read_field(mla_recipe *r, const char *k, const mla_jv *v, mla_
     if (!strcmp(k, "allocation_rounds"))
         return mla_jv_size(v, &r->allocation_rounds) && r->allocation_rounds ? MLA_OK : bad(k, "a positive integer", v, err);
     if (!strcmp(k, "refinement")) return read_refinement(r, v, err);
+    if (!strcmp(k, "sequential")) return mla_jv_bool(v, &r->sequential) ? MLA_OK : bad(k, "true or false", v, err);
     if (!strcmp(k, "rank_set")) return read_set(&r->rank_set, v, err);
     if (!strcmp(k, "names")) {
         if (!s || (strcmp(s, "mla") && strcmp(s, "mvla"))) return bad(k, "mla or mvla", v, err);
@@ -163,6 +164,7 @@ static mla_status resolve_shared(mla_recipe *r, const mla_config *c, mla_err *er
         return mla_fail(err, MLA_EINVAL, "allocation %s: a shared-rotary file has one rank for all layers", ALLOC[r->allocation]);
     if (r->factors_dtype == MLA_FACTORS_BF16) return mla_fail(err, MLA_EINVAL, "factors_dtype bfloat16: a shared-rotary file holds f32");
     if (r->objective != MLA_OBJ_OURS) return mla_fail(err, MLA_EINVAL, "objective %s: not for layout shared-rotary", mla_objective_name(r->objective));
+    if (r->sequential) return mla_fail(err, MLA_EINVAL, "sequential: not for layout shared-rotary");
     if (r->balance_scan) return mla_fail(err, MLA_EINVAL, "balance scan: not for layout shared-rotary, whose refinement moves keys and values together");
     r->factors_dtype = MLA_FACTORS_F32;
     r->allocation = MLA_ALLOC_UNIFORM;
@@ -263,6 +265,9 @@ mla_status mla_recipe_resolve(mla_recipe *r, const mla_config *c, mla_err *err)
         return mla_fail(err, MLA_EINVAL, "layout p: objective %s is a published method and knows no divisors", mla_objective_name(r->objective));
     if (r->objective != MLA_OBJ_OURS) r->balance = 1;
     if (r->layout == MLA_LAYOUT_P && r->allocation == MLA_ALLOC_AUTO) r->allocation = MLA_ALLOC_UNIFORM;
+    if (r->sequential && r->layout != MLA_LAYOUT_N && r->layout != MLA_LAYOUT_REBUILD)
+        return mla_fail(err, MLA_EINVAL, "sequential: for layouts n and rebuild, whose encoder takes a correction of its input; not for %s", mla_layout_name(r->layout));
+    if (r->sequential && r->objective != MLA_OBJ_OURS) return mla_fail(err, MLA_EINVAL, "sequential: not for objective %s", mla_objective_name(r->objective));
     if (r->row_tokens < 32 || r->row_tokens > c->max_pos)
         return mla_fail(err, MLA_EINVAL, "row_tokens %zu: between 32 and the model's %zu positions", r->row_tokens, c->max_pos);
     return mla_recipe_settle(r, c, err);
@@ -309,8 +314,9 @@ void mla_recipe_to_json(const mla_recipe *r, mla_jv *o)
     for (size_t i = 0; i < r->rank_set.n; i++) mla_jv_add_size(set, r->rank_set.rank[i]);
     if (r->old_names) mla_jv_set_str(o, "names", "mvla");
     if (r->allocation == MLA_ALLOC_PROBE) mla_jv_set_size(o, "allocation_rounds", r->allocation_rounds);
+    if (r->sequential) mla_jv_set_bool(o, "sequential", true);
     mla_jv *f = mla_jv_set_obj(o, "refinement");
     mla_jv_set_size(f, "steps", r->refine_steps);
-    if (r->refine_steps && r->layout != MLA_LAYOUT_SHARED) mla_jv_set_size(f, "tokens", r->refine_tokens); /* shared-rotary: all of them */
+    if ((r->refine_steps || r->sequential) && r->layout != MLA_LAYOUT_SHARED) mla_jv_set_size(f, "tokens", r->refine_tokens); /* shared-rotary: all of them */
     if (r->layout == MLA_LAYOUT_SHARED) mla_jv_set_size(o, "rotary_keys", r->rotary_keys);
 }

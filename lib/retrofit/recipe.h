@@ -44,6 +44,7 @@ typedef struct {
     size_t allocation_rounds;   /* of probing, each at the ranks of the one before */
     size_t refine_steps;        /* of local refinement per layer; 0 = none */
     size_t refine_tokens;       /* at most, recorded for it */
+    bool sequential;            /* layers fitted to the output of compressed earlier ones (sequential.h) */
     size_t rotary_keys;         /* layout shared-rotary: R shared rotary keys per frequency; 0 = 1 */
 } mla_recipe;
 

@@ -19,6 +19,7 @@ struct mla_refiner {
     size_t held, fit;  /* rows: held-out ones are recorded first */
     size_t open_layer; /* whose rows are open, if any */
     mla_rows *rows;
+    int32_t *ids;      /* of all rows, for recording behind a prefix */
 };
 
 /* Ids of the rows to record: held-out ones, then fit's, evenly spread. Caller frees. */
@@ -48,12 +49,10 @@ static mla_status choose_rows(mla_refiner *r, int32_t **out, mla_err *err)
 mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err *err)
 {
     mla_refiner *r = mla_alloc(1, 1, sizeof *r);
-    int32_t *ids = NULL;
     if (!r) return mla_fail(err, MLA_ENOMEM, "refinement");
     r->o = *o;
-    mla_status st = choose_rows(r, &ids, err);
-    if (st == MLA_OK) st = mla_rows_record(&o->rows, ids, r->held + r->fit, err);
-    mla_free(ids);
+    mla_status st = choose_rows(r, &r->ids, err);
+    if (st == MLA_OK) st = mla_rows_record(&o->rows, r->ids, r->held + r->fit, err);
     if (st == MLA_OK) *out = r;
     else mla_refiner_free(r);
     return st;
@@ -63,6 +62,7 @@ void mla_refiner_free(mla_refiner *r)
 {
     if (!r) return;
     mla_rows_close(r->rows);
+    mla_free(r->ids);
     mla_free(r);
 }
 
@@ -73,6 +73,26 @@ static mla_status open_rows(mla_refiner *r, size_t layer, mla_err *err)
     r->rows = NULL;
     r->open_layer = layer;
     return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, err);
+}
+
+mla_status mla_refiner_follow(mla_refiner *r, size_t layer, const mla_factors *f, const size_t *prefix_layer, size_t n, mla_err *err)
+{
+    mla_rows_opts o = r->o.rows;
+    o.prefix = f, o.prefix_layer = prefix_layer, o.n_prefix = n, o.only = layer;
+    mla_rows_close(r->rows);
+    r->rows = NULL;
+    mla_status st = mla_rows_record(&o, r->ids, r->held + r->fit, err);
+    if (st == MLA_OK) st = open_rows(r, layer, err);
+    return st == MLA_OK ? mla_rows_follow(r->rows, &o, layer, err) : st;
+}
+
+mla_status mla_refiner_rows(mla_refiner *r, size_t layer, const mla_rows **rows, size_t *first, size_t *count, mla_err *err)
+{
+    mla_status st = open_rows(r, layer, err);
+    *rows = r->rows;
+    *first = r->held;
+    *count = r->fit;
+    return st;
 }
 
 /* Losses (and gradients) of some rows side by side, one slot each. */

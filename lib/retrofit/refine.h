@@ -36,6 +36,11 @@ typedef struct mla_refiner mla_refiner;
 MLA_CHECKED mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err *err);
 void mla_refiner_free(mla_refiner *r); /* NULL is fine */
 
+/* Layer `layer` is from now on measured and refined on features behind compressed earlier layers (prefix_layer, factors f), which
+ * are recorded first; one layer at a time. */
+MLA_CHECKED mla_status mla_refiner_follow(mla_refiner *r, size_t layer, const mla_factors *f, const size_t *prefix_layer, size_t n, mla_err *err);
+/* The open rows of a layer: those to fit are [first, first + count). */
+MLA_CHECKED mla_status mla_refiner_rows(mla_refiner *r, size_t layer, const mla_rows **rows, size_t *first, size_t *count, mla_err *err);
 /* Refines f (from s, in f32) in place. prog counts steps. */
 MLA_CHECKED mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, mla_factors *f, mla_refined *out, mla_progress *prog, mla_err *err);
 /* Held-out loss over energy of any factors of a layer. */

@@ -109,6 +109,15 @@ void mla_local_target(float *o, const mla_local *p, mla_local_work *w, const mla
     }
 }
 
+void mla_local_weights(double *w, const mla_local *p, mla_local_work *work, const mla_local_row *row)
+{
+    size_t T = row->T;
+    mla_local_target(work->o, p, work, row);
+    memset(w, 0, T * sizeof *w);
+    for (size_t i = 0; i < p->H * T; i++)
+        for (size_t s = 0; s <= i % T; s++) w[s] += (double)work->P[i * T + s] * work->P[i * T + s];
+}
+
 double mla_local_energy(const mla_local *p, mla_local_work *w, const mla_local_row *row)
 {
     mla_output x = output_of(p, w, row);

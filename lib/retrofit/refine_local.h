@@ -46,6 +46,9 @@ void mla_local_work_free(mla_local_work *w); /* NULL is fine */
 /* o (T, H, d) of the original layer from q, y (and k_rot): the target. Queries as above (stride 1). */
 void mla_local_target(float *o, const mla_local *p, mla_local_work *w, const mla_local_row *row);
 
+/* w (T): the weight of each token, sum_{h,t} p_ts^2, with attention as in mla_local_target. */
+void mla_local_weights(double *w, const mla_local *p, mla_local_work *work, const mla_local_row *row);
+
 /* sum_t |W_O (gamma o o_t)|^2: what losses are relative to. */
 double mla_local_energy(const mla_local *p, mla_local_work *w, const mla_local_row *row);
 

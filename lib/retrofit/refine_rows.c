@@ -38,7 +38,7 @@ size_t mla_rows_bytes(const mla_config *c, mla_layout layout, size_t row_tokens)
 static char *path_of(const mla_rows_opts *o, size_t layer)
 {
     char name[64];
-    snprintf(name, sizeof name, "refine-%05zu.rows", layer);
+    snprintf(name, sizeof name, "%s-%05zu.rows", o->n_prefix ? "behind" : "refine", layer);
     return mla_path_join(o->dir, name);
 }
 
@@ -117,6 +117,7 @@ static mla_status run(recorder *r, const int32_t *ids, size_t n_rows, mla_err *e
     mla_rt_opts ro = {.precision = r->o->precision, .kv_dtype = MLA_F32, .stream_layers = r->o->stream_layers, .log = r->o->log};
     mla_progress prog = mla_progress_begin(r->o->log, "recording", (double)(n_rows * T), "tokens");
     mla_status st = mla_rt_open(&rt, r->o->model, r->o->be, &ro, err);
+    for (size_t i = 0; st == MLA_OK && i < r->o->n_prefix; i++) st = mla_rt_set_factors(rt, r->o->prefix_layer[i], &r->o->prefix[i], err);
     for (size_t i = 0; st == MLA_OK && i < batch; i++) st = mla_seq_new(&seq[i], rt, T, err);
     for (size_t at = 0; st == MLA_OK && at < n_rows; at += batch) {
         size_t nb = n_rows - at < batch ? n_rows - at : batch;
@@ -143,7 +144,7 @@ mla_status mla_rows_record(const mla_rows_opts *o, const int32_t *ids, size_t n_
     r.bits = mla_alloc_raw(r.s.all, 1, sizeof *r.bits);
     mla_status st = r.out && r.f && r.bits ? MLA_OK : mla_fail(err, MLA_ENOMEM, "recording rows of %zu tokens", r.s.T);
     for (size_t i = 0; st == MLA_OK && i < c->layers; i++) {
-        if (c->layer_kind[i] != MLA_LAYER_FULL) continue;
+        if (c->layer_kind[i] != MLA_LAYER_FULL || (o->n_prefix && i != o->only)) continue;
         char *path = path_of(o, i);
         uint64_t size = (uint64_t)n_rows * r.s.all * sizeof *r.bits;
         if (!path) st = mla_fail(err, MLA_ENOMEM, "path of layer %zu", i);
@@ -178,7 +179,7 @@ struct mla_rows {
     mla_local p;
     shape s;
     size_t n_rows;
-    mla_mapped file;
+    mla_mapped file, behind;   /* behind: features behind a prefix, where they are followed */
     float *cos, *sin, *WW, *o; /* o (n_rows, T, H, d) */
     float *gain;               /* (d) layout P: of the keys' norm */
 };
@@ -271,6 +272,7 @@ void mla_rows_close(mla_rows *r)
 {
     if (!r) return;
     mla_file_unmap(&r->file);
+    mla_file_unmap(&r->behind);
     mla_free(r->cos);
     mla_free(r->sin);
     mla_free(r->WW);
@@ -278,6 +280,25 @@ void mla_rows_close(mla_rows *r)
     mla_free(r->gain);
     mla_free(r);
 }
+
+mla_status mla_rows_follow(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err)
+{
+    char *path = path_of(o, layer);
+    mla_status st = path ? mla_file_map(&r->behind, path, err) : mla_fail(err, MLA_ENOMEM, "rows of layer %zu", layer);
+    if (st == MLA_OK && r->behind.size != r->file.size)
+        st = mla_fail(err, MLA_EFORMAT, "%s: expected %zu bytes, found %zu", path, r->file.size, r->behind.size);
+    mla_free(path);
+    return st;
+}
+
+/* y of row i as recorded in file m. */
+static void features_of(float *y, const mla_rows *r, const mla_mapped *m, size_t i)
+{
+    const uint16_t *bits = (const uint16_t *)(const void *)(m->data + i * r->s.all * sizeof *bits) + r->s.q;
+    for (size_t k = 0; k < r->s.y; k++) y[k] = mla_bf16_f32(bits[k]);
+}
+
+void mla_rows_features(const mla_rows *r, size_t i, float *y) { features_of(y, r, &r->file, i); }
 
 const mla_local *mla_rows_problem(const mla_rows *r) { return &r->p; }
 size_t mla_rows_scratch(const mla_rows *r) { return r->s.all; }
@@ -288,6 +309,7 @@ void mla_rows_get(const mla_rows *r, size_t i, float *buf, mla_local_row *out)
     const uint16_t *bits = (const uint16_t *)(const void *)(r->file.data + i * s->all * sizeof *bits);
     for (size_t k = 0; k < s->all; k++) buf[k] = mla_bf16_f32(bits[k]);
     float *y = buf + s->q, *kr = y + s->y, *rms = kr + s->k, *gate = rms + s->rms;
+    if (r->behind.data) features_of(y, r, &r->behind, i);
     for (size_t k = 0; k < s->gate; k++) gate[k] = 1 / (1 + expf(-gate[k]));
     *out = (mla_local_row){.T = s->T, .q = buf, .y = y, .k_rot = s->k ? kr : NULL, .inv_rms = s->rms ? rms : NULL, .gamma = s->gate ? gate : NULL, .o = r->o + i * s->q, .stride = 1};
 }

@@ -27,6 +27,9 @@ typedef struct {
     mla_layout layout;
     size_t groups, row_tokens;
     const char *dir;           /* where the files go */
+    const mla_factors *prefix; /* (n_prefix) factors of layers prefix_layer: the model that is recorded has them; n_prefix 0: none, */
+    const size_t *prefix_layer;/* the original model. Then only the layer `only` is recorded, into a file of its own */
+    size_t n_prefix, only;
     mla_log *log;
 } mla_rows_opts;
 
@@ -34,7 +37,7 @@ typedef struct {
 MLA_CHECKED mla_status mla_rows_record(const mla_rows_opts *o, const int32_t *ids, size_t n_rows, mla_err *err);
 /* Bytes on disk of one row of one layer. */
 size_t mla_rows_bytes(const mla_config *c, mla_layout layout, size_t row_tokens);
-/* Removes a layer's file. */
+/* Removes a layer's file (with a prefix: the one recorded behind it). */
 MLA_CHECKED mla_status mla_rows_drop(const mla_rows_opts *o, size_t layer, mla_err *err);
 
 /* One layer's rows, opened: its local problem, and rows as f32 on demand. */
@@ -44,6 +47,10 @@ void mla_rows_close(mla_rows *r); /* NULL is fine */
 const mla_local *mla_rows_problem(const mla_rows *r);
 /* Floats of scratch that mla_rows_get needs. */
 size_t mla_rows_scratch(const mla_rows *r);
+/* From here on the features of rows are those recorded behind a prefix (o: with one); all else stays the original model's. */
+MLA_CHECKED mla_status mla_rows_follow(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err);
+/* y (T, groups, n) of row i in the original model, whatever is followed. */
+void mla_rows_features(const mla_rows *r, size_t i, float *y);
 /* Row i; arrays live in buf (mla_rows_scratch floats) and in r. */
 void mla_rows_get(const mla_rows *r, size_t i, float *buf, mla_local_row *out);
 #endif

@@ -215,10 +215,23 @@ static mla_status layer_moments(const mla_layer_stats *l, const float *wo, size_
     return st;
 }
 
+/* The arrays of a solution whose sizes are set. */
+static mla_status allocate(mla_solution *out, mla_err *err)
+{
+    size_t gs = out->groups, n = out->n;
+    double **const part[] = {&out->sigma, &out->mu, &out->E, &out->D, &out->C, &out->Lambda};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        if (!(*part[i] = mla_alloc(gs, i < 2 ? n : n * n, sizeof(double)))) {
+            mla_solution_free(out);
+            return mla_fail(err, MLA_ENOMEM, "solution of %zu features", n);
+        }
+    return MLA_OK;
+}
+
 mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
                            const mla_solve_opts *o, mla_err *err)
 {
-    *out = (mla_solution){.layout = layout, .layer = l->layer, .groups = o->groups};
+    *out = (mla_solution){.layout = layout, .layer = l->layer, .groups = o->groups, .kv_heads = l->G};
     if (o->groups == 0 || l->G % o->groups) return mla_fail(err, MLA_EINVAL, "groups %zu do not divide %zu KV heads", o->groups, l->G);
     if (!(l->wsum > 0) || !(l->tokens > 0)) return mla_fail(err, MLA_EFORMAT, "layer %zu was never observed", l->layer);
     size_t n = l->G / o->groups * (l->dk + l->d), gs = o->groups;
@@ -226,17 +239,10 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     out->n = n;
     out->keys = l->G / gs * l->dk;
     out->separate = mla_objective_separate(o->objective);
-    out->sigma = mla_alloc(gs, n, sizeof(double));
-    out->mu = mla_alloc(gs, n, sizeof(double));
-    out->E = mla_alloc(gs, n * n, sizeof(double));
-    out->D = mla_alloc(gs, n * n, sizeof(double));
-    out->C = mla_alloc(gs, n * n, sizeof(double));
-    out->Lambda = mla_alloc(gs, n * n, sizeof(double));
+    mla_status st = allocate(out, err);
     double *L = mla_alloc(l->G * l->d, l->G * l->d, sizeof *L), key_weight = 1;
     double *C = mla_alloc(l->n, l->n, sizeof *C), *mu = mla_alloc(l->n, 1, sizeof *mu);
-    mla_status st = MLA_OK;
-    if (!out->sigma || !out->mu || !out->E || !out->D || !out->C || !out->Lambda || !L || !C || !mu)
-        st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
+    if (st == MLA_OK && (!L || !C || !mu)) st = mla_fail(err, MLA_ENOMEM, "layer %zu: %zu features", l->layer, n);
     if (st == MLA_OK) st = layer_moments(l, wo, D, o, C, mu, L, &key_weight, err);
     if (st == MLA_OK) st = check_moments(l, C, mu, err);
     if (st == MLA_OK && l->divisor) {
@@ -265,6 +271,21 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     if (st == MLA_OK) return st;
     mla_solution_free(out);
     return mla_wrap(err, "layer %zu", l->layer);
+}
+
+mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_err *err)
+{
+    size_t n = s->n, gs = s->groups, all = gs * n * n, heads = s->kv_heads / gs;
+    *out = (mla_solution){.layout = s->layout, .layer = s->layer, .groups = gs, .kv_heads = s->kv_heads, .n = n, .keys = s->keys, .separate = s->separate};
+    mla_status st = s->absorbed ? mla_fail(err, MLA_EINVAL, "layout absorbed-rope: its problem has slots beside the latent") : MLA_OK;
+    if (st == MLA_OK) st = allocate(out, err);
+    if (st != MLA_OK) return st;
+    memcpy(out->mu, s->mu, gs * n * sizeof *out->mu);
+    memcpy(out->C, C, all * sizeof *out->C);
+    memcpy(out->Lambda, s->Lambda, all * sizeof *out->Lambda);
+    for (size_t a = 0; st == MLA_OK && a < gs; a++) st = solve_group(out, a, heads, eigen, err);
+    if (st != MLA_OK) mla_solution_free(out);
+    return st;
 }
 
 double mla_solution_tail(const mla_solution *s, size_t r)

@@ -24,7 +24,7 @@ typedef struct {
 
 typedef struct {          /* per group a: */
     mla_layout layout;
-    size_t layer, groups, n;
+    size_t layer, groups, n, kv_heads;
     size_t keys;          /* features [0, keys) of a group are keys, the rest values */
     bool separate;        /* keys and values apart: directions alternate between them, largest first on each side */
     double *sigma;        /* (groups, n) descending (separate: in that order), in squared output units per unit of token weight */
@@ -43,6 +43,8 @@ typedef struct {          /* per group a: */
 MLA_CHECKED mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layout layout, const float *wo, size_t D,
                                        const mla_solve_opts *o, mla_err *err);
 void mla_solution_free(mla_solution *s);
+/* The same problem (metric, means, layout) for another covariance C (groups, n, n). */
+MLA_CHECKED mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_err *err);
 
 /* Factors of `r` latent values per group. bf16: E is rounded to bf16, D refitted to the rounded E by least squares
  * (D = C E^T (E C E^T)^-1, which no weighting can beat for a given E) and rounded. r == n gives the exact identity. */

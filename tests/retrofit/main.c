@@ -11,10 +11,11 @@ Suite *suite_report(void);
 Suite *suite_refine(void);
 Suite *suite_shared(void);
 Suite *suite_absorbed(void);
+Suite *suite_sequential(void);
 
 int main(void)
 {
     const mla_suite_fn all[] = {suite_solve,     suite_stats,  suite_ranks,  suite_nested, suite_objective,
-                                suite_robust, suite_report, suite_refine, suite_shared, suite_absorbed};
+                                suite_robust, suite_report, suite_refine, suite_shared, suite_absorbed, suite_sequential};
     return mla_test_main("retrofit", all, sizeof all / sizeof *all);
 }
