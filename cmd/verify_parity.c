@@ -70,10 +70,13 @@ static mla_status load_corpus(work *w, const args *a, mla_err *err)
         files = (cli_list){&one, 1};
     }
     mla_tok *tok = NULL;
-    mla_status st = mla_model_tokenizer_if_any(w->model.model, &tok, NULL, err);
+    mla_err why;
+    mla_status st = mla_model_tokenizer_if_any(w->model.model, &tok, &why, err);
     if (st != MLA_OK) return st;
+    w->corpus.no_tokenizer = why.msg;
     for (size_t i = 0; i < files.n && st == MLA_OK; i++)
         st = mla_corpus_add(&w->corpus, files.v[i], tok, mla_rt_config(w->model.rt)->vocab, err);
+    w->corpus.no_tokenizer = NULL;
     mla_tok_free(tok);
     if (st == MLA_OK && w->corpus.ids.n < 2) st = mla_fail(err, MLA_EFORMAT, "corpus: expected at least 2 tokens, found %zu", w->corpus.ids.n);
     size_t most = a->rows * a->row_tokens;

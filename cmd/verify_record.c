@@ -32,9 +32,10 @@ static mla_status label(mla_reference *r, const cli *c, const args *a, const mla
 static mla_status read_prompts(mla_prompts *p, const args *a, const mla_model *m, mla_err *err)
 {
     mla_tok *tok = NULL;
-    mla_status st = mla_model_tokenizer_if_any(m, &tok, NULL, err);
+    mla_err why;
+    mla_status st = mla_model_tokenizer_if_any(m, &tok, &why, err);
     if (st != MLA_OK) return st;
-    mla_prompts_opts o = {.tok = tok, .vocab = mla_model_config(m)->vocab, .split = a->split, .forced_max = a->forced_max};
+    mla_prompts_opts o = {.tok = tok, .no_tokenizer = tok ? NULL : why.msg, .vocab = mla_model_config(m)->vocab, .split = a->split, .forced_max = a->forced_max};
     for (size_t i = 0; i < a->prompts.n && st == MLA_OK; i++) st = mla_prompts_add(p, a->prompts.v[i], &o, err);
     mla_tok_free(tok);
     for (size_t i = 0; i < a->embeddings.n && st == MLA_OK; i++) st = mla_prompts_add_embeddings(p, a->embeddings.v[i], err);

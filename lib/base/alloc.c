@@ -16,7 +16,7 @@ static int must_fail(void)
     return atomic_fetch_sub(&fail_after, 1) == 0;
 }
 
-void mla_alloc_fail_after(long k) { atomic_store(&fail_after, k); }
+long mla_alloc_fail_after(long k) { return atomic_exchange(&fail_after, k); }
 
 void *mla_alloc_raw(size_t a, size_t b, size_t size)
 {

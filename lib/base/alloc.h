@@ -22,6 +22,7 @@ char *mla_strdup(const char *s);
 
 void mla_free(void *p); /* NULL is fine */
 
-/* The (k+1)-th allocation from now on fails, once; k < 0 switches it off. For tests. */
-void mla_alloc_fail_after(long k);
+/* The (k+1)-th allocation from now on fails, once; k < 0 switches it off. Returns what was left of the count before: below 0
+ * when the failure has come, or was never asked for. For tests. */
+long mla_alloc_fail_after(long k);
 #endif

@@ -59,10 +59,10 @@ static void digest_ids(unsigned char out[32], const int32_t *ids, size_t n)
     mla_sha256_bytes(ids, n * sizeof *ids, out); /* little-endian i32, as every file of ours */
 }
 
-static mla_status read_corpora(mla_inputs *in, const mla_recipe *r, const mla_input_opts *o, mla_err *err)
+static mla_status read_corpora(mla_inputs *in, const mla_recipe *r, const mla_input_opts *o, const char *no_tokenizer, mla_err *err)
 {
     size_t vocab = mla_model_config(in->model)->vocab;
-    mla_corpus c = {0}, h = {0};
+    mla_corpus c = {.no_tokenizer = no_tokenizer}, h = c;
     mla_status st = MLA_OK;
     for (size_t i = 0; st == MLA_OK && i < o->n_corpus; i++) st = mla_corpus_add(&c, o->corpus[i], in->tok, vocab, err);
     if (st == MLA_OK && o->held_out) st = mla_corpus_add(&h, o->held_out, in->tok, vocab, err);
@@ -100,7 +100,7 @@ mla_status mla_inputs_read_text(mla_inputs *in, const mla_recipe *recipe, const 
     mla_status st = mla_model_tokenizer_if_any(in->model, &in->tok, &why, err);
     if (st != MLA_OK) return st;
     if (!in->tok) mla_info(o->log, "no tokenizer (%s): corpora must be token ids", why.msg);
-    return read_corpora(in, recipe, o, err);
+    return read_corpora(in, recipe, o, why.msg, err);
 }
 
 void mla_inputs_close(mla_inputs *in)

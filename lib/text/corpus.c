@@ -95,6 +95,7 @@ mla_status mla_corpus_add(mla_corpus *c, const char *path, const mla_tok *tok, s
     if (!err) err = &local; /* mla_wrap needs the status */
     const mla_corpus before = *c;
     bool ids = mla_ends_with(path, ".json") || mla_ends_with(path, ".mlatok");
+    if (!ids && !tok && c->no_tokenizer) return mla_fail(err, MLA_EUNSUPPORTED, "%s: text needs a tokenizer: %s", path, c->no_tokenizer);
     if (!ids && !tok) return mla_fail(err, MLA_EINVAL, "%s: text needs a tokenizer, and there is none", path);
     mla_status st = mla_file_map(&f, path, err);
     if (st) return st;

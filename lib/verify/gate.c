@@ -184,10 +184,13 @@ static mla_status read_corpus(mla_gate *g, mla_err *err)
     mla_tok *tok = NULL;
     char hex[65];
     if (!g->model || !g->in->n_corpus) return MLA_OK;
-    mla_status st = mla_model_tokenizer_if_any(g->model, &tok, NULL, err);
+    mla_err why;
+    mla_status st = mla_model_tokenizer_if_any(g->model, &tok, &why, err);
     if (st != MLA_OK) return st;
+    g->corpus.no_tokenizer = why.msg;
     for (size_t i = 0; i < g->in->n_corpus && st == MLA_OK; i++)
         st = mla_corpus_add(&g->corpus, g->in->corpus[i], tok, mla_model_config(g->model)->vocab, err);
+    g->corpus.no_tokenizer = NULL;
     mla_tok_free(tok);
     if (st != MLA_OK) return st;
     mla_corpus_finish(&g->corpus);

@@ -8,7 +8,6 @@
 #include "verify/layers.h"
 #include "verify/paths.h"
 
-#define LAYER_TOKENS 256
 #define TINY_ERROR 1e-3 /* relative mixer errors below are rounding: what part of them is constant says nothing */
 
 static mla_jv *put_layers(mla_jv *reports, const mla_config *c, const mla_layer_errors *e)
@@ -75,7 +74,7 @@ void mla_gate_layers(mla_gate *g)
     }
     const mla_config *c = mla_rt_config(g->rt);
     mla_layer_errors *e = mla_alloc(c->layers, 1, sizeof *e);
-    mla_status st = e ? mla_layers_compare(e, g->base_rt, g->rt, ids->id, ids->n < LAYER_TOKENS ? ids->n : LAYER_TOKENS, &why)
+    mla_status st = e ? mla_layers_compare(e, g->base_rt, g->rt, ids->id, ids->n, &why)
                       : mla_fail(&why, MLA_ENOMEM, "%zu layers", c->layers);
     if (st != MLA_OK) {
         mla_gate_unjudged(g, "layers", "mixer outputs", &why);

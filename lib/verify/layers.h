@@ -17,10 +17,12 @@ const char *mla_layer_part_name(mla_layer_part p); /* "mixer outputs", "queries"
 
 typedef struct { /* relative errors |model - base| / |base|, Frobenius over all tokens; NAN: not computed by both */
     double error[MLA_PARTS];
-    double constant; /* share of the mixer error's energy that is the same for every token: n |mean d|^2 / sum |d|^2. A residual
-                      * of centred features has little of it; a dropped mean shows here first. NAN: no error at all */
+    double constant; /* share of the mixer error's energy that is the same for every token, |mu|^2 / mean |d|^2 with |mu|^2 from products of
+                      * different rows: zero in the mean for residuals of centred features; a dropped mean shows here first (docs/gate.md
+                      * derives its spread). NAN: no error at all, or less than two rows of text */
 } mla_layer_errors;
 
-/* out (layers of the model), over ids (n). Refuses models of other widths. */
+/* out (layers of the model), over 8 rows of up to 64 tokens, each a sequence of its own, spread evenly over ids (n); one row when there
+ * are less than 16 ids. Refuses models of other widths. */
 MLA_CHECKED mla_status mla_layers_compare(mla_layer_errors *out, mla_rt *base, mla_rt *model, const int32_t *ids, size_t n, mla_err *err);
 #endif

@@ -37,6 +37,7 @@ static mla_status grow(mla_prompts *l, mla_prompt **out, mla_err *err)
 
 static mla_status encode(mla_ids *out, const char *text, size_t n, bool whole, const mla_prompts_opts *o, mla_err *err)
 {
+    if (!o->tok && o->no_tokenizer) return mla_fail(err, MLA_EUNSUPPORTED, "text needs a tokenizer (or give prompt_ids): %s", o->no_tokenizer);
     if (!o->tok) return mla_fail(err, MLA_EFORMAT, "text needs a tokenizer, and the model has none; give prompt_ids");
     return mla_tok_encode(o->tok, out, text, n, whole, err);
 }

@@ -28,6 +28,7 @@ typedef struct {
  * file without a completion that is longer than `split` tokens into a forced case: its first `split` tokens are the prompt. Ids must be < vocab. */
 typedef struct {
     const mla_tok *tok;
+    const char *no_tokenizer; /* why tok is NULL, for the refusal of text; borrowed, NULL: not known */
     size_t vocab, split;
     size_t forced_max; /* tokens of a forced continuation kept; 0: all */
 } mla_prompts_opts;

@@ -28,7 +28,7 @@ rc_is 0 record
 policy() { # name sections
     printf '{"schema": "mla-policy/1", "name": "faults", %s}\n' "$2" >"$TMP/$1.json"
 }
-policy answers '"receipts": {}, "layers": {"max_error": 0.3, "max_projection_error": 1e-6, "max_constant_share": 0.25}, "parity": {"min_agreement": 0.9, "aa_positions": 0}'
+policy answers '"receipts": {}, "layers": {"max_error": 0.3, "max_projection_error": 1e-6, "max_constant_share": 0.1}, "parity": {"min_agreement": 0.9, "aa_positions": 0}'
 policy files '"receipts": {"base": true, "base_unchanged": true, "tokenizer": true}, "scales": {}'
 policy scales '"receipts": {}, "scales": {"required": true}'
 policy drafts '"receipts": {}, "mtp": {"drafts": 1, "cases": 1, "tokens": 4}'

@@ -14,7 +14,7 @@ if ! "$BIN/mla-retrofit" --help | grep -q '^  build'; then
     skip 'receipts of a build' 'mla-retrofit build is not there'
     finish receipts
 fi
-run "$BIN/mla-retrofit" build "$m" "$TMP/built" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --force --quiet --fast
+run "$BIN/mla-retrofit" build "$m" "$TMP/built" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 2560 --quiet --fast
 rc_is 0 build
 if [ "$RC" -ne 0 ]; then finish receipts; fi
 

@@ -133,6 +133,7 @@ START_TEST(a_layer_stands_out)
     ck_ok(mla_layers_compare(e, base, rt, w.text[2].ids, w.text[2].n, &err));
     for (size_t l = 0; l < n; l++) { /* one layer stands out, and it still takes queries, keys and values from the base */
         ck_assert(l == 3 ? e[l].error[MLA_PART_MIXER] > 0.1 : e[l].error[MLA_PART_MIXER] == 0);
+        ck_assert(l == 3 ? e[l].constant >= 0 && e[l].constant <= 1 : isnan(e[l].constant)); /* no error has no share */
         ck_assert(isnan(e[l].error[MLA_PART_Q]) == (mla_rt_config(rt)->layer_kind[l] != MLA_LAYER_FULL));
         for (size_t p = MLA_PART_Q; p <= MLA_PART_V; p++) ck_assert(isnan(e[l].error[p]) || e[l].error[p] == 0);
     }
