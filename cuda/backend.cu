@@ -46,10 +46,6 @@ static void cu_free(mla_backend *be, mla_mem *p)
     (void)be;
     cudaFree(p);
 }
-static mla_status cu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t bytes, mla_err *err)
-{
-    return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cu_of(be)->stream), "upload", err);
-}
 static mla_status cu_download(mla_backend *be, void *dst, const mla_mem *src, size_t bytes, mla_err *err)
 {
     mla_status st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cu_of(be)->stream), "download", err);
@@ -71,6 +67,10 @@ static void cu_destroy(mla_backend *be)
     mla_cuda *c = cu_of(be);
     if (!c) return;
     if (c->stream) cudaStreamSynchronize(c->stream);
+    cu_loader_free(c->loader);
+    cudaFreeHost(c->mail);
+    for (cudaEvent_t e : c->mailed)
+        if (e) cudaEventDestroy(e);
     if (c->solver) cusolverDnDestroy(c->solver);
     if (c->blas) cublasDestroy(c->blas);
     if (c->lt) cublasLtDestroy(c->lt);
@@ -86,6 +86,7 @@ static const mla_backend_ops OPS = {
     cu_zero,     cu_sync,       cu_weight_new,  cu_weight_free, cu_weight_bytes, cu_linear, cu_embed,  cu_rmsnorm,
     cu_gated_norm, cu_rope,     cu_add,         cu_add_rows,    cu_silu_mul,  cu_sigmoid_mul, cu_copy_rows, cu_kv_write,
     cu_kv_read,  cu_attention,  cu_divisor,  cu_conv,        cu_gdn,         cu_gram,      cu_range,    cu_eigh,
+    true,
 };
 
 /* "cuda" or "cuda:N" */
@@ -120,6 +121,8 @@ static mla_status start(mla_cuda *c, mla_err *err)
     if (!st && (cusolverDnCreate(&c->solver) != CUSOLVER_STATUS_SUCCESS || cusolverDnSetStream(c->solver, c->stream) != CUSOLVER_STATUS_SUCCESS))
         st = mla_fail(err, MLA_EINTERNAL, "cuSOLVER does not start");
     if (!st) st = cu_ok(cudaMalloc(&c->lt_space, LT_SPACE), "cuBLASLt workspace", err);
+    if (!st) st = cu_ok(cudaMallocHost((void **)&c->mail, (size_t)CU_MAILS * CU_MAIL), "pinned memory", err);
+    for (int i = 0; !st && i < CU_MAILS; i++) st = cu_ok(cudaEventCreateWithFlags(&c->mailed[i], cudaEventDisableTiming), "event", err);
     if (st) return st;
     cudaDriverGetVersion(&driver);
     c->sms = p.multiProcessorCount;
@@ -138,6 +141,7 @@ extern "C" mla_status mla_cuda_open(mla_backend **out, const mla_backend_opts *o
     c->base.ops = &OPS;
     pthread_mutex_init(&c->eigh_turn, NULL);
     c->device = n;
+    c->threads = opts ? opts->threads : 0;
     st = start(c, err);
     if (st) {
         cu_destroy(&c->base);

@@ -15,9 +15,24 @@
 #include "backend/backend.h"
 #include "cuda/check.cuh"
 
+/* f32: W transposed, (in, out): a warp's outputs lie side by side. bf16: W (out, in8), rows padded with zeros to 8. */
+struct mla_weight {
+    size_t out, in, in8, bytes;
+    mla_precision precision;
+    void *data;
+};
+
+struct CuLoader; /* weights.cu */
+enum { CU_MAILS = 16, CU_MAIL = 256 << 10 };
+
 struct mla_cuda {
     mla_backend base;
     int device, sms;
+    size_t threads; /* of the host, 0: as many as it has */
+    CuLoader *loader;
+    char *mail; /* CU_MAILS pinned slots of CU_MAIL bytes: small uploads wait for nothing */
+    cudaEvent_t mailed[CU_MAILS];
+    size_t mails;
     cudaStream_t stream;
     cublasLtHandle_t lt;
     cublasHandle_t blas;
@@ -53,6 +68,8 @@ mla_status attn_bf16(mla_cuda *c, const mla_attn_args *a, const AttnP *p, char *
 bool attn_decode_fits(const mla_attn_args *a);
 mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err);
 
+mla_status cu_upload(mla_backend *, mla_mem *, const void *, size_t, mla_err *);
+void cu_loader_free(CuLoader *l); /* NULL is fine */
 mla_status cu_weight_new(mla_backend *, mla_weight **, const mla_weight_desc *, mla_err *);
 void cu_weight_free(mla_backend *, mla_weight *);
 size_t cu_weight_bytes(const mla_weight *);

@@ -233,7 +233,8 @@ static __global__ void __launch_bounds__(THREADS, 2) gdn_intra_kernel(const __gr
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int col = 8 * j + 2 * c;
-            const float2 from[2] = {gr[col], gr[col + 1]};
+            const float4 two = *(const float4 *)(gr + col);
+            const float2 from[2] = {make_float2(two.x, two.y), make_float2(two.z, two.w)};
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const int t = row + 8 * e;

@@ -165,6 +165,7 @@ template <int WGS> static __device__ __forceinline__ void consume(const GdnWork 
         wgmma_pin(o);
 #pragma unroll
         for (int e = 0; e < 32; e++) asm volatile("mov.f32 %0, %1;" : "=f"(out[e]) : "f"(o[e]));
+        __syncwarp(); /* all lanes have read the stage */
         mbar_arrive_if(ring.empty(i), lane == 0);
     }
     store(chunks - 1);

@@ -110,7 +110,7 @@ static __device__ __forceinline__ void tma_box_keep(uint32_t dst, const CUtensor
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
-/* Contiguous bytes (a multiple of 16) into shared memory, counted by `bar`; out of it, in order with the thread's own waits. */
+/* Contiguous bytes (a multiple of 16) into shared memory, counted by `bar`; out of it; until all of the thread's have left it. */
 static __device__ __forceinline__ void bulk_get(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
@@ -122,7 +122,7 @@ static __device__ __forceinline__ void bulk_put(void *dst, uint32_t src, uint32_
 }
 static __device__ __forceinline__ void bulk_put_end(void)
 {
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */

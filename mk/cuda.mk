@@ -21,9 +21,9 @@ $(BUILD)/libmla-cuda.a: $(CUDA_OBJ)
 	ar rcs $@ $^
 
 # The CPU reference the operations are compared with, and what it stands on; -u: the open function is a weak reference.
-CUDA_CPU := $(foreach l,base tensor linalg backend,$(call obj_of,$(l)))
+CUDA_CPU := $(foreach l,base tensor io linalg backend,$(call obj_of,$(l)))
 CUDA_PULL := -Xlinker -u -Xlinker mla_cuda_open
-CUDA_CPU_LIBS := $(shell pkg-config --libs lapacke openblas 2>/dev/null) -lm -lpthread
+CUDA_CPU_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
 
 $(BUILD)/tests/cuda_test_%: tests/cuda/test_%.cu $(wildcard tests/cuda/*.h) $(BUILD)/libmla-cuda.a $(CUDA_CPU)
 	@mkdir -p $(@D)

@@ -43,7 +43,7 @@ typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, 
 
 /* How a weight stands in the device.
  *   coded == NULL, !undecoded: decoded, in f32 or bf16 as the precision says.
- *   coded: packed codes and scales, decoded block by block inside the product. With MLA_PREC_F32 the result has the bits of
+ *   coded: packed codes and scales (or bare 16-bit numbers), decoded block by block inside the product. With MLA_PREC_F32 the result has the bits of
  *     the decoded weight's in stored order of columns (coded->perm moves the inputs), but for EXL3, which transforms
  *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 activations are rounded to bf16; weights
  *     are exact, or rounded to bf16 from 16 rows on where the CPU has bf16 products.
@@ -175,13 +175,17 @@ typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
     double eps;
 } mla_gated_norm_args;
 
-typedef struct { /* acc (n,n) += sum_t w_t y y^T, sum (n) += sum_t w_t y, with y = x_t - shift; all sums fp64 */
+typedef struct { /* acc (n,n) += sum_t w_t y y^T, sum (n) += sum_t w_t y, with y = x_t - shift; all sums fp64 unless split */
     mla_mem *acc;            /* f64 (n, n), full symmetric matrix; NULL: only sum */
     mla_mem *sum;            /* f64 (n); may be NULL */
     mla_mem *x;              /* f32 (T, n), row stride ldx */
     size_t ldx, T, n;
     mla_mem *w;              /* f64 (T) or NULL = 1 */
     mla_mem *shift;          /* f64 (n) or NULL = 0 */
+    /* acc may stand on y and w y as sums of two bf16 numbers each: products exact, fp32 sums inside panels of at most 8192
+     * tokens, fp64 across; relative error about 1e-6 of the norm. For MLA_PREC_BF16 runs. A wish: devices that are as fast in
+     * fp64 stay there. sum is fp64 in any case. */
+    bool split;
 } mla_gram_args;
 
 typedef struct {
@@ -231,6 +235,7 @@ typedef struct {
      * Residual-checked: ||A v - w v|| and orthogonality, or MLA_EINTERNAL. Threads may call it at once while nothing else is
      * computed; a device that fails leaves a as it was. */
     mla_status (*eigh)(mla_backend *, double *a, double *w, size_t n, mla_err *);
+    bool queues; /* operations are only queued, and weight_new waits for none of them: a layer can load while others are computed */
 } mla_backend_ops;
 
 struct mla_backend {

@@ -5,6 +5,9 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct mla_pool mla_pool;
 
@@ -17,4 +20,8 @@ size_t mla_pool_threads(const mla_pool *p); /* 1 for NULL */
  * worker < mla_pool_threads. Returns when all is done. p == NULL runs serially, piece by piece. */
 typedef void (*mla_par_fn)(void *ctx, size_t begin, size_t end, size_t worker);
 void mla_par_for(mla_pool *p, size_t n, size_t grain, mla_par_fn fn, void *ctx);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -7,6 +7,9 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Read-only mapping of a whole regular file (symlinks followed). size 0 gives data == NULL and is MLA_OK.
  * mtime/size/inode are remembered: mla_file_unchanged says whether the file still is what was opened. A file that
@@ -24,6 +27,8 @@ void mla_file_unmap(mla_mapped *m); /* zeroed struct is fine */
 /* The pages that lie wholly in [p, p + n) of the mapping are not needed soon: they stop counting as this process's memory
  * and come back when they are read again. Bytes outside of the mapping are left alone. */
 void mla_file_release(const mla_mapped *m, const void *p, size_t n);
+/* The bytes [p, p + n) of the mapping are needed soon: the system may read them ahead, and nobody waits for it. */
+void mla_file_want(const mla_mapped *m, const void *p, size_t n);
 MLA_CHECKED mla_status mla_file_unchanged(const mla_mapped *m, mla_err *err);
 
 /* Whole file of at most `max` bytes; NUL appended after *size bytes. Caller frees *out with mla_free. */
@@ -77,4 +82,8 @@ bool mla_path_is_safe_relative(const char *name);
 typedef struct mla_lock mla_lock;
 MLA_CHECKED mla_status mla_lock_take(mla_lock **out, const char *path, mla_err *err);
 void mla_lock_drop(mla_lock *l); /* unlinks the lock file; NULL is fine */
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -61,6 +61,8 @@ MLA_CHECKED mla_status mla_mat_rows(const mla_mat *w, size_t row0, size_t n, flo
 /* The matrix as stored codes, in logical rows (quant/coded.h): *fits is false for what has no such form. Borrows *w and
  * the model while rows are filled; free with mla_coded_free. */
 MLA_CHECKED mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *err);
+/* The stored pages of a matrix are needed soon: the system may read them ahead. */
+void mla_mat_want(const mla_mat *w);
 /* The stored pages of a matrix stop counting as memory of this process until somebody reads them again. */
 void mla_mat_release(const mla_mat *w);
 /* A whole vector kind (1 row), length checked; caller frees with mla_free. */

@@ -156,17 +156,19 @@ mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *
     return cols ? order_cols(w, b, out, err) : MLA_OK;
 }
 
-void mla_mat_release(const mla_mat *w)
+/* Tells every file of the model about the stored bytes of w; each knows which are its own. */
+static void advise(const mla_mat *w, void (*tell)(const mla_mapped *, const void *, size_t))
 {
     const mla_model *m = w->model;
     const mla_binding *b = mla_binding_of(m, w->kind, w->layer);
     for (size_t p = 0; b && p < b->q.nparts; p++) {
         const mla_tensor *t = &b->q.part[p];
-        if (m->gguf) mla_file_release(mla_gguf_file(m->gguf), t->data, t->nbytes);
-        for (size_t s = 0; m->ckpt && s < mla_ckpt_shard_count(m->ckpt); s++)
-            mla_file_release(mla_st_file(mla_ckpt_shard(m->ckpt, s)), t->data, t->nbytes);
+        if (m->gguf) tell(mla_gguf_file(m->gguf), t->data, t->nbytes);
+        for (size_t s = 0; m->ckpt && s < mla_ckpt_shard_count(m->ckpt); s++) tell(mla_st_file(mla_ckpt_shard(m->ckpt, s)), t->data, t->nbytes);
     }
 }
+void mla_mat_want(const mla_mat *w) { advise(w, mla_file_want); }
+void mla_mat_release(const mla_mat *w) { advise(w, mla_file_release); }
 
 mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err)
 {

@@ -23,7 +23,8 @@ struct mla_collector {
     double *w;              /* (T) */
     float **gain;           /* layout P: per full-attention layer, the key norm's gain on the latent's dims; NULL otherwise */
     float *inv2;            /* layout P: (T, G) */
-    mla_mem *dev_y, *dev_w, *dev_shift, *dev_acc, *dev_sum;
+    mla_mem *dev_y, *dev_w;
+    mla_mem **dev_C;        /* per layer, while rows run: C, sum and shift of stats.h, one after another; NULL: not there yet */
     mla_seq **seq;
     /* of the run in progress */
     mla_stats *out;
@@ -56,21 +57,47 @@ static void settle_shift(mla_layer_stats *l, const float *y, size_t T)
     for (size_t i = 0; i < l->n; i++) l->shift[i] /= (double)T;
 }
 
-static mla_status add_covariance(mla_collector *c, mla_layer_stats *l, const float *y, size_t T, mla_err *err)
+/* The layer's sums move to the device with the first row that needs them. */
+static mla_status to_device(mla_collector *c, const mla_layer_stats *l, size_t i, mla_err *err)
 {
     mla_backend *be = c->o.be;
     const mla_backend_ops *op = be->ops;
     size_t n = l->n;
-    mla_status st = op->upload(be, c->dev_y, y, T * n * sizeof *y, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_w, c->w, T * sizeof *c->w, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_shift, l->shift, n * sizeof *l->shift, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_acc, l->C, n * n * sizeof *l->C, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_sum, l->sum, n * sizeof *l->sum, err);
-    mla_gram_args a = {.acc = c->dev_acc, .sum = c->dev_sum, .x = c->dev_y, .ldx = n, .T = T, .n = n, .w = c->dev_w, .shift = c->dev_shift};
-    if (st == MLA_OK) st = op->gram(be, &a, err);
-    if (st == MLA_OK) st = op->download(be, l->C, c->dev_acc, n * n * sizeof *l->C, err);
-    if (st == MLA_OK) st = op->download(be, l->sum, c->dev_sum, n * sizeof *l->sum, err);
+    if (c->dev_C[i]) return MLA_OK;
+    mla_status st = op->alloc(be, &c->dev_C[i], (n + 2) * n * sizeof *l->C, err);
+    if (st == MLA_OK) st = op->upload(be, c->dev_C[i], l->C, n * n * sizeof *l->C, err);
+    if (st == MLA_OK) st = op->upload(be, mla_at_bytes(c->dev_C[i], n * n * sizeof *l->C), l->sum, n * sizeof *l->sum, err);
+    if (st == MLA_OK) st = op->upload(be, mla_at_bytes(c->dev_C[i], (n + 1) * n * sizeof *l->C), l->shift, n * sizeof *l->shift, err);
     return st;
+}
+/* ... and come back when a pass over rows ends. */
+static mla_status from_device(mla_collector *c, mla_err *err)
+{
+    mla_backend *be = c->o.be;
+    mla_status st = MLA_OK;
+    for (size_t i = 0; i < c->layers; i++) {
+        const mla_layer_stats *l = &c->out->layer[i];
+        size_t n = l->n;
+        if (!c->dev_C[i]) continue;
+        if (st == MLA_OK) st = be->ops->download(be, l->C, c->dev_C[i], n * n * sizeof *l->C, err);
+        if (st == MLA_OK) st = be->ops->download(be, l->sum, mla_at_bytes(c->dev_C[i], n * n * sizeof *l->C), n * sizeof *l->sum, err);
+        be->ops->free(be, c->dev_C[i]);
+        c->dev_C[i] = NULL;
+    }
+    return st;
+}
+
+static mla_status add_covariance(mla_collector *c, const mla_layer_stats *l, size_t i, const float *y, size_t T, mla_err *err)
+{
+    mla_backend *be = c->o.be;
+    const mla_backend_ops *op = be->ops;
+    size_t n = l->n;
+    mla_status st = to_device(c, l, i, err);
+    if (st == MLA_OK) st = op->upload(be, c->dev_y, y, T * n * sizeof *y, err);
+    if (st == MLA_OK) st = op->upload(be, c->dev_w, c->w, T * sizeof *c->w, err);
+    mla_gram_args a = {.acc = c->dev_C[i], .sum = mla_at_bytes(c->dev_C[i], n * n * sizeof *l->C), .x = c->dev_y, .ldx = n, .T = T, .n = n, .w = c->dev_w,
+                       .shift = mla_at_bytes(c->dev_C[i], (n + 1) * n * sizeof *l->C), .split = c->o.split};
+    return st == MLA_OK ? op->gram(be, &a, err) : st;
 }
 
 static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *err)
@@ -109,7 +136,7 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (!plain) mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
     features(y, k, v, T, l);
     if (l->tokens == 0) settle_shift(l, y, T);
-    if ((st = add_covariance(c, l, y, T, err)) != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
+    if ((st = add_covariance(c, l, i, y, T, err)) != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     for (size_t t = 0; t < T; t++) l->wsum += c->w[t];
     l->tokens += (double)T;
     return MLA_OK;
@@ -149,6 +176,9 @@ static mla_status run_rows(mla_collector *c, mla_stats *out, const int32_t *ids,
         if (prog) mla_progress_add(prog, (double)tokens);
     }
     mla_free(jobs);
+    if (st == MLA_OK) return from_device(c, err);
+    mla_err ignored; /* the sums of a failed pass are not asked for; only the memory is */
+    (void)!from_device(c, &ignored);
     return st;
 }
 
@@ -195,9 +225,6 @@ static mla_status device_scratch(mla_collector *c, const mla_layer_stats *l, mla
     size_t T = c->o.row_tokens, n = l->n;
     mla_status st = be->ops->alloc(be, &c->dev_y, T * n * 4, err);
     if (st == MLA_OK) st = be->ops->alloc(be, &c->dev_w, T * 8, err);
-    if (st == MLA_OK) st = be->ops->alloc(be, &c->dev_shift, n * 8, err);
-    if (st == MLA_OK) st = be->ops->alloc(be, &c->dev_acc, n * n * 8, err);
-    if (st == MLA_OK) st = be->ops->alloc(be, &c->dev_sum, n * 8, err);
     return st;
 }
 
@@ -220,11 +247,12 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
     }
     c->layers = probe.layers;
     c->R = mla_alloc(c->layers, 1, sizeof *c->R);
+    c->dev_C = mla_alloc(c->layers, 1, sizeof *c->dev_C);
     c->inv_freq = mla_alloc(c->cfg->rope.rot / 2 + 1, 1, sizeof *c->inv_freq);
     c->host = mla_alloc_raw(T, 4 * l->H * l->d + 3 * l->G * l->d + l->n, sizeof *c->host);
     c->w = mla_alloc(T, 1, sizeof *c->w);
     c->seq = mla_alloc(c->o.rows_per_run, 1, sizeof(mla_seq *));
-    if (!c->R || !c->inv_freq || !c->host || !c->w || !c->seq) {
+    if (!c->R || !c->dev_C || !c->inv_freq || !c->host || !c->w || !c->seq) {
         st = mla_fail(err, MLA_ENOMEM, "collector for rows of %zu tokens", T);
         goto done;
     }
@@ -253,11 +281,12 @@ void mla_collector_free(mla_collector *c)
     mla_free(c->gain);
     mla_free(c->inv2);
     for (size_t i = 0; c->seq && i < c->o.rows_per_run; i++) mla_seq_free(c->seq[i]);
-    mla_mem *dev[] = {c->dev_y, c->dev_w, c->dev_shift, c->dev_acc, c->dev_sum};
+    mla_mem *dev[] = {c->dev_y, c->dev_w};
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++)
         if (dev[i]) c->o.be->ops->free(c->o.be, dev[i]);
     mla_moments_free(c->mom);
     mla_free(c->R);
+    mla_free(c->dev_C);
     mla_free(c->seq);
     mla_free(c->inv_freq);
     mla_free(c->host);

@@ -19,6 +19,7 @@ typedef struct {
     mla_backend *be;
     mla_pool *pool;
     mla_layout layout;
+    bool split;             /* covariances of split bf16 numbers where the device has them (backend.h): for fast runs */
     bool plain;             /* token weights 1, no attention moments (stats.h): a plain forward pass and a Gram */
     size_t row_tokens;      /* 512 */
     size_t rows_per_run;    /* sequences advanced together: 1 with resident weights, more when streaming */

@@ -76,7 +76,6 @@ static mla_status as_codes(mla_rt *rt, rt_lin *l, const mla_mat *m, mla_weight_d
     mla_coded c;
     bool fits;
     RT_TRY(mla_mat_coded(m, &c, &fits, err));
-    if (fits && c.code == MLA_CODE_BF16 && d->precision == MLA_PREC_BF16) fits = false; /* decoded, it is the same and faster */
     if (fits && c.code == MLA_CODE_TRELLIS && m->kind == MLA_W_EMBED) fits = false;
     d->coded = fits ? &c : NULL;
     mla_status st = fits ? rt_lin_new(rt, l, d, err) : MLA_OK;

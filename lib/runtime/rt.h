@@ -167,6 +167,7 @@ MLA_CHECKED mla_status rt_linear(mla_rt *rt, const rt_lin *l, rt_rows y, rt_rows
 /* weights.c, latent.c: one layer's weights in and out of the device */
 MLA_CHECKED mla_status rt_layer_load(mla_rt *rt, rt_layer *l, mla_err *err);
 void rt_layer_drop(mla_rt *rt, rt_layer *l);
+void rt_layer_want(mla_rt *rt, const rt_layer *l); /* its stored matrices may be read ahead */
 MLA_CHECKED mla_status rt_embed_load(mla_rt *rt, mla_err *err);
 void rt_embed_drop(mla_rt *rt);
 MLA_CHECKED mla_status rt_head_load(mla_rt *rt, mla_err *err);

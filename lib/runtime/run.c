@@ -117,9 +117,12 @@ static mla_status layers(pass *p, mla_err *err)
     mla_rt *rt = p->rt;
     for (size_t i = 0; i < rt->n_trunk; i++) {
         rt_layer *l = &rt->layer[i];
+        rt_layer *next = rt->o.stream_layers && i + 1 < rt->n_trunk ? l + 1 : NULL;
         mla_status st = rt_layer_load(rt, l, err);
+        if (next) rt_layer_want(rt, next);
         for (size_t k = 0; k < p->n_block && st == MLA_OK; k++) st = rt_layer_run(rt, l, &p->block[k], err);
         if (rt->o.stream_layers) {
+            if (st == MLA_OK && next && rt->be->ops->queues) st = rt_layer_load(rt, next, err); /* while this one is computed */
             if (st == MLA_OK) st = RT_OP(rt, sync, err);
             rt_layer_drop(rt, l);
         }

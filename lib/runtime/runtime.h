@@ -23,7 +23,7 @@ typedef struct {
     mla_dtype kv_dtype;        /* MLA_F32 (reference), MLA_BF16, MLA_F8_E4M3 */
     size_t page_tokens;        /* 0 = 64 */
     size_t gdn_chunk;          /* 0 = recurrent everywhere; 64 = chunked form for T > 1 */
-    bool stream_layers;        /* hold one layer's weights at a time */
+    bool stream_layers;        /* hold one layer's weights at a time; two on a device that queues, which loads one while it computes */
     bool absorb_prefill;       /* absorbed form in prefill, too (tests) */
     bool expand_decode;        /* expanded form in decode, too (tests) */
     bool mtp;                  /* load the MTP head */

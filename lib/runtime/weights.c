@@ -153,6 +153,14 @@ mla_status rt_layer_load(mla_rt *rt, rt_layer *l, mla_err *err)
     return mla_wrap(err, "%s", rt_layer_text(l, text));
 }
 
+void rt_layer_want(mla_rt *rt, const rt_layer *l)
+{
+    mla_mat m;
+    mla_err none;
+    for (int k = 0; k < MLA_W_N; k++)
+        if (mla_model_has(rt->model, (mla_wkind)k, l->index) && mla_model_mat(rt->model, (mla_wkind)k, l->index, &m, &none) == MLA_OK) mla_mat_want(&m);
+}
+
 void rt_layer_drop(mla_rt *rt, rt_layer *l)
 {
     rt_buf *vec[] = {&l->in_norm, &l->post_norm, &l->q_norm, &l->k_norm, &l->conv_w, &l->a_log, &l->dt_bias, &l->gdn_norm,

@@ -44,6 +44,9 @@ START_TEST(mapping_shows_the_bytes_and_notices_changes)
     snprintf(path, sizeof path, "%s", put_file(dir, "a", "hello", 5));
     mla_mapped m;
     ck_ok(mla_file_map(&m, path, &err));
+    mla_file_want(&m, m.data, 5);
+    mla_file_want(&m, (const char *)m.data + 4, 2); /* beyond the end: nothing */
+    mla_file_want(&(mla_mapped){0}, NULL, 0);
     ck_assert(m.size == 5 && !memcmp(m.data, "hello", 5));
     ck_ok(mla_file_unchanged(&m, &err));
     FILE *f = fopen(path, "ab"); /* grows in place */

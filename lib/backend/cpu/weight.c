@@ -64,6 +64,9 @@ mla_status mla_cpu_weight_new(mla_backend *be, mla_weight **out, const mla_weigh
 {
     mla_cpu *c = mla_cpu_of(be);
     mla_status st = MLA_OK;
+    mla_weight_desc own = *d;
+    if (own.coded && own.coded->code == MLA_CODE_BF16 && own.precision == MLA_PREC_BF16) own.coded = NULL; /* decoded, it is the same and faster */
+    d = &own;
     mla_weight *w = mla_alloc(1, 1, sizeof *w);
     if (!w) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu)", d->out, d->in);
     st = size_weight(w, d, err);

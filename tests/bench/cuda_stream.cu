@@ -1,0 +1,219 @@
+/* Weights from a file to the device: 4 layers of 27B-shaped matrices in bf16, written once from a seed under $TMPDIR (or /tmp).
+ *
+ * cold: the file's pages dropped first, the next layer wanted while one is sent; against the faster of buffered and direct
+ * reads of the same file by 8 threads in blocks of 16 MiB. warm: from the page cache, against the rate of copies from pinned
+ * memory. streamed: every layer multiplies 32768 tokens while the next one loads, over the same with all layers resident. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+
+#include "backend/backend.h"
+#include "cuda_ceilings.h"
+#include "io/file.h"
+
+enum { LAYERS = 4, MATS = 5, T = 32768, READERS = 8, BLOCK = 16 << 20 };
+static const size_t OUT[MATS] = {17408, 17408, 5120, 10240, 6144}, IN[MATS] = {5120, 5120, 17408, 5120, 5120};
+
+static mla_backend *be;
+static mla_err err;
+#define OK(x)                                                                   \
+    do {                                                                        \
+        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);   \
+    } while (0)
+
+static size_t bytes_of(int i) { return OUT[i] * IN[i] * 2; }
+static size_t layer_bytes(void)
+{
+    size_t n = 0;
+    for (int i = 0; i < MATS; i++) n += bytes_of(i);
+    return n;
+}
+static double seconds(const std::function<void()> &f)
+{
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    f();
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    return (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+}
+
+static void write_file(const char *path)
+{
+    std::vector<uint16_t> block(BLOCK / 2);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0) perror(path), exit(3);
+    for (size_t i = 0; i < block.size(); i++) { /* about 1/70 in size, as a matrix of 5120 inputs has */
+        const __nv_bfloat16 x = __float2bfloat16_rn(cut_normal(1, i) / 70);
+        memcpy(&block[i], &x, 2);
+    }
+    for (size_t left = layer_bytes() * LAYERS; left;) {
+        const ssize_t n = write(fd, block.data(), left < BLOCK ? left : (size_t)BLOCK);
+        if (n <= 0) perror(path), exit(3);
+        left -= (size_t)n;
+    }
+    if (fsync(fd) || close(fd)) perror(path), exit(3);
+}
+static void drop(const char *path)
+{
+    const int fd = open(path, O_RDONLY);
+    if (fd < 0 || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED)) perror(path), exit(3);
+    close(fd);
+}
+/* The whole file by READERS threads, block by block; 0 when the file system has no direct reads. */
+static double read_seconds(const char *path, bool direct)
+{
+    const size_t all = layer_bytes() * LAYERS;
+    const int fd = open(path, O_RDONLY | (direct ? O_DIRECT : 0));
+    if (fd < 0) return 0;
+    char *buf;
+    CU(cudaMallocHost((void **)&buf, (size_t)READERS * BLOCK));
+    const double s = seconds([&] {
+        std::vector<std::thread> t;
+        for (int k = 0; k < READERS; k++)
+            t.emplace_back([&, k] {
+                for (size_t at = (size_t)k * BLOCK; at < all; at += (size_t)READERS * BLOCK)
+                    if (pread(fd, buf + (size_t)k * BLOCK, BLOCK, (off_t)at) <= 0) perror(path), exit(3);
+            });
+        for (std::thread &x : t) x.join();
+    });
+    CU(cudaFreeHost(buf));
+    close(fd);
+    return s;
+}
+static double pinned_rate(void)
+{
+    char *host, *dev;
+    CU(cudaMallocHost((void **)&host, 8 * (size_t)BLOCK));
+    CU(cudaMalloc((void **)&dev, 8 * (size_t)BLOCK));
+    memset(host, 1, 8 * (size_t)BLOCK);
+    const double ms = ms_per_call([&] {
+        for (size_t i = 0; i < 8; i++) CU(cudaMemcpyAsync(dev + i * BLOCK, host + i * BLOCK, BLOCK, cudaMemcpyHostToDevice));
+    }, 8);
+    CU(cudaFreeHost(host));
+    CU(cudaFree(dev));
+    return 8.0 * BLOCK / 1e6 / ms;
+}
+
+struct Mat {
+    const char *data;
+    size_t in;
+};
+static mla_status no_rows(void *, size_t, size_t, float *, mla_err *e) { return mla_fail(e, MLA_EINTERNAL, "asked for decoded rows"); }
+static mla_status fill_row(const mla_coded *c, size_t row, const mla_coded_row *to, mla_err *)
+{
+    const Mat *m = (const Mat *)c->ctx;
+    memcpy(to->code, m->data + row * m->in * 2, m->in * 2);
+    return MLA_OK;
+}
+typedef std::vector<mla_weight *> Layer;
+static Layer load(const mla_mapped &file, int l)
+{
+    Layer w(MATS);
+    size_t at = layer_bytes() * (size_t)l;
+    for (int i = 0; i < MATS; at += bytes_of(i++)) {
+        const Mat m = {(const char *)file.data + at, IN[i]};
+        mla_coded c = {};
+        c.out = OUT[i], c.in = IN[i], c.code = MLA_CODE_BF16, c.group = IN[i], c.fill = fill_row, c.ctx = &m;
+        const mla_weight_desc d = {OUT[i], IN[i], MLA_PREC_BF16, no_rows, NULL, &c, false};
+        OK(be->ops->weight_new(be, &w[i], &d, &err));
+    }
+    return w;
+}
+static void unload(Layer &w)
+{
+    for (mla_weight *x : w) be->ops->weight_free(be, x);
+    w.clear();
+}
+static void want(const mla_mapped &file, int l)
+{
+    if (l < LAYERS) mla_file_want(&file, (const char *)file.data + layer_bytes() * (size_t)l, layer_bytes());
+}
+/* All layers to the device and away again: GB/s. */
+static double load_rate(const mla_mapped &file)
+{
+    const double s = seconds([&] {
+        want(file, 0);
+        for (int l = 0; l < LAYERS; l++) {
+            want(file, l + 1);
+            Layer w = load(file, l);
+            unload(w);
+        }
+    });
+    return (double)layer_bytes() * LAYERS / 1e9 / s;
+}
+
+static mla_mem *x, *y;
+static void multiply(const Layer &w)
+{
+    for (int i = 0; i < MATS; i++) {
+        const mla_linear_args a = {y, OUT[i], x, IN[i], T, NULL, false};
+        OK(be->ops->linear(be, w[i], &a, &err));
+    }
+}
+static double resident_seconds(const std::vector<Layer> &w)
+{
+    return seconds([&] {
+        for (const Layer &l : w) multiply(l);
+        OK(be->ops->sync(be, &err));
+    });
+}
+/* The loop of the runtime's streaming mode. */
+static double streamed_seconds(const mla_mapped &file)
+{
+    Layer now = load(file, 0);
+    return seconds([&] {
+        for (int l = 0; l < LAYERS; l++) {
+            Layer next;
+            want(file, l + 1);
+            multiply(now);
+            if (l + 1 < LAYERS) next = load(file, l + 1);
+            OK(be->ops->sync(be, &err));
+            unload(now);
+            now = next;
+        }
+    });
+}
+
+int main(void)
+{
+    if (!cut_has_gpu()) return cut_skip_all("bench_cuda_stream", 1);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const char *dir = getenv("TMPDIR");
+    const std::string path = std::string(dir ? dir : "/tmp") + "/mla-bench-weights";
+    mla_backend_opts o = {"cuda:0", 0, MLA_ISA_AUTO};
+    mla_mapped file;
+    OK(mla_backend_open(&be, &o, &err));
+    const double all = (double)layer_bytes() * LAYERS / 1e9;
+    printf("%d layers of %.2f GB: written in %.1f s\n", (int)LAYERS, all / LAYERS, seconds([&] { write_file(path.c_str()); }));
+    drop(path.c_str());
+    const double buffered = read_seconds(path.c_str(), false);
+    drop(path.c_str());
+    const double direct = read_seconds(path.c_str(), true);
+    const double raw = all / (direct > 0 && direct < buffered ? direct : buffered);
+    drop(path.c_str());
+    OK(mla_file_map(&file, path.c_str(), &err));
+    const double cold = load_rate(file), again = load_rate(file), warm = load_rate(file), pinned = pinned_rate();
+    printf("GB/s: raw read buffered %.2f, direct %.2f; pinned copies %.1f; to the device cold %.2f, warm %.1f (and %.1f)\n", all / buffered, direct > 0 ? all / direct : 0.0, pinned,
+           cold, warm, again);
+    CU(cudaMalloc((void **)&x, (size_t)T * 17408 * 4));
+    CU(cudaMalloc((void **)&y, (size_t)T * 17408 * 4));
+    fill_random<<<2048, 256>>>(x, true, (size_t)T * 17408, 2, 1.f);
+    CU(cudaDeviceSynchronize());
+    std::vector<Layer> w;
+    for (int l = 0; l < LAYERS; l++) w.push_back(load(file, l));
+    resident_seconds(w);
+    const double resident = resident_seconds(w);
+    for (Layer &l : w) unload(l);
+    const double streamed = streamed_seconds(file);
+    printf("%d tokens: resident %.1f ms, streamed %.1f ms (the first layer loaded before)\n", (int)T, resident * 1e3, streamed * 1e3);
+    printf("\ngoals: row, measured, least and aimed at\n");
+    goal("21", "cold, over the better raw read", cold / raw, 0.90, 0.90, true);
+    goal("21", "warm, over pinned copies", warm / pinned, 0.85, 0.85, true);
+    goal("12", "streamed over resident", streamed / resident, 1.03, 1.03, false);
+    mla_file_unmap(&file);
+    unlink(path.c_str());
+    mla_backend_close(be);
+    return 0;
+}
