@@ -33,11 +33,20 @@ mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, cons
     return cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
 }
 
+/* Memory of dropped weights goes back to the device. */
+static void trim_pool(mla_cuda *c)
+{
+    cudaMemPool_t pool;
+    cudaStreamSynchronize(c->stream);
+    if (cudaDeviceGetDefaultMemPool(&pool, c->device) == cudaSuccess) cudaMemPoolTrimTo(pool, 0);
+}
 static mla_status cu_alloc(mla_backend *be, mla_mem **out, size_t bytes, mla_err *err)
 {
-    (void)be;
-    if (cudaMalloc((void **)out, bytes ? bytes : 1) == cudaSuccess) return MLA_OK;
-    cudaGetLastError();
+    for (int i = 0; i < 2; i++) {
+        if (cudaMalloc((void **)out, bytes ? bytes : 1) == cudaSuccess) return MLA_OK;
+        cudaGetLastError();
+        trim_pool(cu_of(be));
+    }
     *out = NULL;
     return mla_fail(err, MLA_ENOMEM, "device memory: %zu bytes", bytes);
 }
@@ -66,7 +75,7 @@ static void cu_destroy(mla_backend *be)
 {
     mla_cuda *c = cu_of(be);
     if (!c) return;
-    if (c->stream) cudaStreamSynchronize(c->stream);
+    if (c->stream) trim_pool(c);
     cu_loader_free(c->loader);
     cudaFreeHost(c->mail);
     for (cudaEvent_t e : c->mailed)
@@ -121,6 +130,10 @@ static mla_status start(mla_cuda *c, mla_err *err)
     if (!st && (cusolverDnCreate(&c->solver) != CUSOLVER_STATUS_SUCCESS || cusolverDnSetStream(c->solver, c->stream) != CUSOLVER_STATUS_SUCCESS))
         st = mla_fail(err, MLA_EINTERNAL, "cuSOLVER does not start");
     if (!st) st = cu_ok(cudaMalloc(&c->lt_space, LT_SPACE), "cuBLASLt workspace", err);
+    cudaMemPool_t pool;
+    uint64_t keep = UINT64_MAX; /* of weights.cu */
+    if (!st) st = cu_ok(cudaDeviceGetDefaultMemPool(&pool, c->device), "memory pool", err);
+    if (!st) st = cu_ok(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "memory pool", err);
     if (!st) st = cu_ok(cudaMallocHost((void **)&c->mail, (size_t)CU_MAILS * CU_MAIL), "pinned memory", err);
     for (int i = 0; !st && i < CU_MAILS; i++) st = cu_ok(cudaEventCreateWithFlags(&c->mailed[i], cudaEventDisableTiming), "event", err);
     if (st) return st;

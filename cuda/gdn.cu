@@ -7,7 +7,7 @@
 #include "cuda/be.cuh"
 #include "cuda/gdn_chunk.cuh"
 
-enum { CONV = 128, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8, SEGMENT = 16384 }; /* up to STEP_TOKENS the fused step is faster */
+enum { CONV = 128, RUN = 16, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8, SEGMENT = 16384 }; /* up to STEP_TOKENS the fused step is faster */
 
 static __device__ __forceinline__ float conv_input(const float *x, const float *state, size_t C, size_t K, size_t c, long long t)
 {
@@ -20,6 +20,25 @@ static __global__ void conv_kernel(float *y, const float *x, const float *w, con
     float s = 0.f;
     for (size_t j = 0; j < K; j++) s = fmaf(w[c * K + j], conv_input(x, state, C, K, c, (long long)t - (long long)(K - 1) + (long long)j), s);
     y[t * C + c] = s / (1.f + expf(-s));
+}
+/* The same, four taps: a thread takes RUN tokens of its channel and reads every input once. */
+static __global__ void conv_run(float *y, const float *x, const float *w, const float *state, size_t T, size_t C)
+{
+    const size_t c = blockIdx.x * (size_t)CONV + threadIdx.x, t0 = blockIdx.y * (size_t)RUN;
+    if (c >= C) return;
+    const float k0 = w[c * 4], k1 = w[c * 4 + 1], k2 = w[c * 4 + 2], k3 = w[c * 4 + 3];
+    float v[RUN + 3];
+#pragma unroll
+    for (int i = 0; i < RUN + 3; i++) {
+        const long long t = (long long)t0 + i - 3;
+        v[i] = t < (long long)T ? conv_input(x, state, C, 4, c, t) : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        if (t0 + i >= T) return;
+        const float s = fmaf(k3, v[i + 3], fmaf(k2, v[i + 2], fmaf(k1, v[i + 1], fmaf(k0, v[i], 0.f))));
+        y[(t0 + i) * C + c] = s / (1.f + expf(-s));
+    }
 }
 /* The K - 1 inputs before token T; a thread per channel reads all of them before it writes. */
 static __global__ void conv_state(float *state, const float *x, size_t T, size_t C, size_t K)
@@ -36,7 +55,9 @@ mla_status cu_conv(mla_backend *be, const mla_conv_args *a, mla_err *err)
     if (a->K < 1 || a->K > 16) return mla_fail(err, MLA_EUNSUPPORTED, "convolution of %zu taps: expected 1..16", a->K);
     if (!a->T || !a->C) return MLA_OK;
     const dim3 grid(grid_of(a->C, CONV), (unsigned)(a->T < 65535 ? a->T : 65535), grid_of(a->T, 65535));
-    conv_kernel<<<grid, CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C, a->K);
+    if (a->K == 4 && a->T >= RUN && a->T < (size_t)RUN * 65535)
+        conv_run<<<dim3(grid.x, grid_of(a->T, RUN)), CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C);
+    else conv_kernel<<<grid, CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C, a->K);
     if (a->K > 1) conv_state<<<grid_of(a->C, CONV), CONV, 0, cu_of(be)->stream>>>(f32p(a->state), cf32p(a->x), a->T, a->C, a->K);
     return launched("convolution", err);
 }

@@ -183,7 +183,7 @@ static __device__ __forceinline__ void invert(float *m, int z, bool work)
 }
 #endif
 
-/* Grid (slots, nk, groups of HEADS value heads of a key head). */
+/* Grid (nk slots, groups of HEADS value heads of a key head): blocks that run together read whole stretches of few rows. */
 static __global__ void __launch_bounds__(THREADS, 2) gdn_intra_kernel(const __grid_constant__ GdnWork p)
 {
 #ifdef MLA_HOPPER
@@ -192,7 +192,7 @@ static __global__ void __launch_bounds__(THREADS, 2) gdn_intra_kernel(const __gr
     char *base = raw + (smem - smem_u32(raw));
     float2 *const g = (float2 *)(base + G_AT);
     float *const beta = (float *)(base + B_AT), *const m = (float *)(base + M_AT);
-    const int slot = blockIdx.x, hk = blockIdx.y, ratio = (int)(p.a.nv / p.a.nk), r0 = blockIdx.z * HEADS, heads = min(HEADS, ratio - r0);
+    const int slot = blockIdx.x / (int)p.a.nk, hk = blockIdx.x % (int)p.a.nk, ratio = (int)(p.a.nv / p.a.nk), r0 = blockIdx.y * HEADS, heads = min(HEADS, ratio - r0);
     const int w = __shfl_sync(~0u, threadIdx.x >> 5, 0), wg = w >> 2, lane = threadIdx.x & 31;
     int seq = 0;
     for (int hi = p.seqs.B - 1; seq < hi;) { /* the last sequence whose chunks start here or before */
@@ -273,6 +273,6 @@ mla_status gdn_intra(const GdnWork *w, cudaStream_t stream, mla_err *err)
     const size_t ratio = w->a.nv / w->a.nk;
     mla_status st = cu_ok(cudaFuncSetAttribute(gdn_intra_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM), "delta net: shared memory", err);
     if (st) return st;
-    gdn_intra_kernel<<<dim3((unsigned)w->slots, (unsigned)w->a.nk, (unsigned)((ratio + HEADS - 1) / HEADS)), THREADS, SMEM, stream>>>(*w);
+    gdn_intra_kernel<<<dim3((unsigned)(w->slots * w->a.nk), (unsigned)((ratio + HEADS - 1) / HEADS)), THREADS, SMEM, stream>>>(*w);
     return cu_ok(cudaGetLastError(), "delta net inside chunks", err);
 }

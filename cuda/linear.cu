@@ -3,7 +3,7 @@
 
 #include "cuda/be.cuh"
 
-enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128 };
+enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128, ROWS_Y = 65535 };
 
 /* ---- f32: per output a chain of fmaf over k within each panel of 256 from zero, panels added in order */
 
@@ -95,10 +95,25 @@ static mla_status linear_f32(mla_cuda *c, const mla_weight *w, const mla_linear_
 
 /* ---- bf16 */
 
-static __global__ void round_rows(__nv_bfloat16 *y, const float *x, size_t ldx, size_t T, size_t in, size_t in8)
+/* Grid (in8 / 8 / 128, rows): a thread rounds 8 neighbours; wide: rows of x start on 16 bytes. */
+static __global__ void __launch_bounds__(128) round_rows(__nv_bfloat16 *y, const float *x, size_t ldx, size_t T, size_t in, size_t in8, bool wide)
 {
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < T * in8) y[i] = __float2bfloat16_rn(i % in8 < in ? x[i / in8 * ldx + i % in8] : 0.f);
+    const size_t i = (blockIdx.x * (size_t)128 + threadIdx.x) * 8, t = blockIdx.y + blockIdx.z * (size_t)ROWS_Y;
+    if (i >= in8 || t >= T) return;
+    const float *from = x + t * ldx + i;
+    float v[8];
+    if (wide && i + 8 <= in) {
+        *(float4 *)v = *(const float4 *)from;
+        *(float4 *)(v + 4) = *(const float4 *)(from + 4);
+    } else {
+        for (int e = 0; e < 8; e++) v[e] = i + e < in ? from[e] : 0.f;
+    }
+    uint32_t r[4];
+    for (int e = 0; e < 4; e++) {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * e], v[2 * e + 1]);
+        r[e] = *(const uint32_t *)&two;
+    }
+    *(uint4 *)(y + t * in8 + i) = make_uint4(r[0], r[1], r[2], r[3]);
 }
 static __global__ void put_rows(float *y, size_t ldy, const float *sum, size_t ldsum, size_t T, size_t out, const float *bias, bool accumulate)
 {
@@ -191,7 +206,8 @@ static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear
     char *s;
     mla_status st = cu_scratch(c, xb + (direct ? 0 : a->T * ld * 4), "linear bf16", &s, err);
     if (st) return st;
-    round_rows<<<grid_of(a->T * w->in8, 256), 256, 0, c->stream>>>((__nv_bfloat16 *)s, cf32p(a->x), a->ldx, a->T, w->in, w->in8);
+    const dim3 grid(grid_of(w->in8, 1024), (unsigned)(a->T < ROWS_Y ? a->T : (size_t)ROWS_Y), grid_of(a->T, ROWS_Y));
+    round_rows<<<grid, 128, 0, c->stream>>>((__nv_bfloat16 *)s, cf32p(a->x), a->ldx, a->T, w->in, w->in8, a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0);
     if ((st = launched("linear bf16", err))) return st;
     if (direct) return gemm_bf16(c, w, s, f32p(a->y), a->ldy, a->T, err);
     float *sum = (float *)(s + xb);

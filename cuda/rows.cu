@@ -4,7 +4,7 @@
 #include "cuda/attn.cuh"
 #include "cuda/be.cuh"
 
-enum { ROW = 256 };
+enum { ROW = 256, SHORT = 256 };
 
 static __device__ double block_sum(double x)
 {
@@ -31,17 +31,44 @@ static __global__ void __launch_bounds__(ROW) norm_kernel(float *y, size_t ldy, 
         y[r * ldy + i] = z ? v * silu(z[r * d + i]) : v;
     }
 }
+/* Short rows: a warp each. */
+static __global__ void __launch_bounds__(ROW) norm_short(float *y, size_t ldy, const float *x, size_t ldx, size_t rows, size_t d, const float *gain, const float *z, double eps)
+{
+    const size_t r = blockIdx.x * (size_t)(ROW / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float v[SHORT / 32];
+    double s = 0.0;
+    if (r >= rows) return;
+#pragma unroll
+    for (int k = 0; k < SHORT / 32; k++) {
+        const size_t i = lane + 32 * k;
+        v[k] = i < d ? x[r * ldx + i] : 0.f;
+        s += (double)v[k] * v[k];
+    }
+    for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+    const float inv = (float)(1.0 / sqrt(s / (double)d + eps));
+#pragma unroll
+    for (int k = 0; k < SHORT / 32; k++) {
+        const size_t i = lane + 32 * k;
+        if (i >= d) continue;
+        const float u = v[k] * inv * gain[i];
+        y[r * ldy + i] = z ? u * silu(z[r * d + i]) : u;
+    }
+}
+static mla_status run_norm(mla_backend *be, float *y, size_t ldy, const float *x, size_t ldx, size_t rows, size_t d, const float *gain, const float *z, double eps,
+                           const char *what, mla_err *err)
+{
+    if (!rows || !d) return MLA_OK;
+    if (d <= SHORT) norm_short<<<grid_of(rows, ROW / 32), ROW, 0, cu_of(be)->stream>>>(y, ldy, x, ldx, rows, d, gain, z, eps);
+    else norm_kernel<<<(unsigned)rows, ROW, 0, cu_of(be)->stream>>>(y, ldy, x, ldx, d, gain, z, eps);
+    return launched(what, err);
+}
 mla_status cu_rmsnorm(mla_backend *be, const mla_norm_args *a, mla_err *err)
 {
-    if (!a->rows || !a->d) return MLA_OK;
-    norm_kernel<<<(unsigned)a->rows, ROW, 0, cu_of(be)->stream>>>(f32p(a->y), a->ldy, cf32p(a->x), a->ldx, a->d, cf32p(a->gain), NULL, a->eps);
-    return launched("rmsnorm", err);
+    return run_norm(be, f32p(a->y), a->ldy, cf32p(a->x), a->ldx, a->rows, a->d, cf32p(a->gain), NULL, a->eps, "rmsnorm", err);
 }
 mla_status cu_gated_norm(mla_backend *be, const mla_gated_norm_args *a, mla_err *err)
 {
-    if (!a->rows || !a->d) return MLA_OK;
-    norm_kernel<<<(unsigned)a->rows, ROW, 0, cu_of(be)->stream>>>(f32p(a->y), a->d, cf32p(a->x), a->d, a->d, cf32p(a->gain), cf32p(a->z), a->eps);
-    return launched("gated norm", err);
+    return run_norm(be, f32p(a->y), a->d, cf32p(a->x), a->d, a->rows, a->d, cf32p(a->gain), cf32p(a->z), a->eps, "gated norm", err);
 }
 
 static __global__ void rope_kernel(float *x, size_t ldx, size_t heads, size_t stride, size_t half, const float *cs, const float *sn, size_t n)
@@ -69,7 +96,7 @@ template <Flat OP> static __global__ void flat(float *y, size_t ldy, const float
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const size_t r = i / d, e = i % d;
+    const size_t r = d == n ? 0 : i / d, e = i - r * d; /* one long row needs no division */
     float *o = y + r * ldy + e;
     const float v = OP == ADD_ROWS ? a[e] : a[r * lda + e];
     if (OP == ADD) *o += v;

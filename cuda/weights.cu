@@ -1,5 +1,6 @@
 /* Weights on their way to the device: pieces through a ring of pinned buffers and a stream of their own, so that a piece is
- * filled while the one before crosses, and a layer may load while the operations queued before are computed. */
+ * filled while the one before crosses, and a layer may load while the operations queued before are computed. Their memory
+ * comes from the device's pool, which keeps what is given back: layer after layer takes the same. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,7 +135,9 @@ static mla_status send(CuLoader *l, mla_weight *w, const mla_weight_desc *d, boo
     if (!st) st = stored ? fill(l, d->coded, l->host[k], row0, n, err) : d->rows(d->ctx, row0, n, (float *)l->host[k], err);
     if (st) return st;
     if (stored) {
-        st = cu_ok(cudaMemcpy2DAsync((char *)w->data + row0 * w->in8 * 2, w->in8 * 2, l->host[k], d->in * 2, d->in * 2, n, cudaMemcpyHostToDevice, l->stream), what, err);
+        char *to = (char *)w->data + row0 * w->in8 * 2;
+        if (w->in8 == w->in) st = cu_ok(cudaMemcpyAsync(to, l->host[k], n * d->in * 2, cudaMemcpyHostToDevice, l->stream), what, err);
+        else st = cu_ok(cudaMemcpy2DAsync(to, w->in8 * 2, l->host[k], d->in * 2, d->in * 2, n, cudaMemcpyHostToDevice, l->stream), what, err);
         return st ? st : cu_ok(cudaEventRecord(l->used[k], l->stream), what, err);
     }
     const float *rows = (const float *)l->dev[k];
@@ -171,7 +174,7 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
     if (__builtin_mul_overflow(f32 ? d->in : w->in8, d->out, &w->bytes) || __builtin_mul_overflow(w->bytes, f32 ? 4u : 2u, &w->bytes))
         st = mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): size overflows", d->out, d->in);
     if (!st) st = loader_of(c, d->in * 4, &l, err);
-    if (!st) st = cu_ok(cudaMalloc(&w->data, w->bytes), "weight", err);
+    if (!st) st = cu_ok(cudaMallocAsync(&w->data, w->bytes, l->stream), "weight", err);
     if (!st && stored && w->in8 != w->in) st = cu_ok(cudaMemsetAsync(w->data, 0, w->bytes, l->stream), "weight", err);
     const size_t at_once = l ? l->bytes / (d->in * (stored ? 2 : 4)) : 1;
     for (size_t r = 0; !st && r < d->out; r += at_once) st = send(l, w, d, stored, r, at_once < d->out - r ? at_once : d->out - r, err);
@@ -190,9 +193,8 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
 
 void cu_weight_free(mla_backend *be, mla_weight *w)
 {
-    (void)be;
     if (!w) return;
-    cudaFree(w->data);
+    if (w->data) cudaFreeAsync(w->data, cu_of(be)->stream); /* what is queued may still read it */
     free(w);
 }
 size_t cu_weight_bytes(const mla_weight *w) { return w->bytes; }

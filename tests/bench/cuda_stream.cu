@@ -96,6 +96,26 @@ static double pinned_rate(void)
     return 8.0 * BLOCK / 1e6 / ms;
 }
 
+/* Memory to pinned memory by as many threads as fill the backend's buffers: GB/s. */
+static double host_rate(const char *data)
+{
+    const size_t all = 64 * (size_t)BLOCK;
+    char *buf;
+    CU(cudaMallocHost((void **)&buf, (size_t)READERS * BLOCK));
+    auto copy = [&] {
+        std::vector<std::thread> t;
+        for (int k = 0; k < READERS; k++)
+            t.emplace_back([&, k] {
+                for (size_t at = (size_t)k * BLOCK; at < all; at += (size_t)READERS * BLOCK) memcpy(buf + (size_t)k * BLOCK, data + at, BLOCK);
+            });
+        for (std::thread &x : t) x.join();
+    };
+    copy();
+    const double s = seconds(copy);
+    CU(cudaFreeHost(buf));
+    return (double)all / 1e9 / s;
+}
+
 struct Mat {
     const char *data;
     size_t in;
@@ -195,8 +215,8 @@ int main(void)
     drop(path.c_str());
     OK(mla_file_map(&file, path.c_str(), &err));
     const double cold = load_rate(file), again = load_rate(file), warm = load_rate(file), pinned = pinned_rate();
-    printf("GB/s: raw read buffered %.2f, direct %.2f; pinned copies %.1f; to the device cold %.2f, warm %.1f (and %.1f)\n", all / buffered, direct > 0 ? all / direct : 0.0, pinned,
-           cold, warm, again);
+    printf("GB/s: raw read buffered %.2f, direct %.2f; pinned copies %.1f; file to pinned memory by %d threads %.1f; to the device cold %.2f, warm %.1f (and %.1f)\n", all / buffered,
+           direct > 0 ? all / direct : 0.0, pinned, (int)READERS, host_rate((const char *)file.data), cold, warm, again);
     CU(cudaMalloc((void **)&x, (size_t)T * 17408 * 4));
     CU(cudaMalloc((void **)&y, (size_t)T * 17408 * 4));
     fill_random<<<2048, 256>>>(x, true, (size_t)T * 17408, 2, 1.f);

@@ -422,7 +422,7 @@ static void refusals(void)
 
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 180);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 278);
     mla_backend_opts oc = {"cpu", 4, MLA_ISA_REF}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
