@@ -21,11 +21,11 @@ rc_is 0 'full rank'
 run "$bin/mla-verify" parity "$g-lossless" --reference "$ref" --device "$dev"
 rc_is 0 'full rank against its reference'
 has out '3817 of   3817 agree' 'full rank against its reference'
-for d in cpu "$dev"; do # as make demo, which judges the CPU's build
-    o=$c
-    [ "$d" = cpu ] || o=$g
+for o in "$c" "$g"; do # as make demo, which judges the CPU's build
+    d=cpu
+    [ "$o" = "$c" ] || d=$dev
     run "$bin/mla-retrofit" build "$m" "$o-keep75" --keep 0.75 --calibration-tokens 32768 --fast --device "$d" --quiet
-    rc_is 0 "$d: keep 0.75"
+    rc_is 0 "keep 0.75 on $d"
 done
 # before scales are written: the two builds against each other
 run "$bin/mla-verify" parity "$g-keep75" --against "$c-keep75" --rows 4 --row-tokens 512 --device "$dev"
