@@ -23,9 +23,14 @@ static const format FORMAT[MLA_KV_FORMATS] = {
     [MLA_KV_INT8_HEAD] = {"int8-head", INT8, true, false},
     [MLA_KV_INT8_TOKEN] = {"int8-token", INT8, true, true},
     [MLA_KV_NVFP4] = {"nvfp4", FP4, false, false},
+    [MLA_KV_FP8_KEYS16] = {"fp8-keys16", E4M3, false, false},
 };
 
 const char *mla_kv_format_name(mla_kv_format f) { return FORMAT[f].name; }
+mla_kv_format mla_kv_format_part(mla_kv_format f, bool keys)
+{
+    return f != MLA_KV_FP8_KEYS16 ? f : keys ? MLA_KV_BF16 : MLA_KV_FP8;
+}
 bool mla_kv_format_static(mla_kv_format f) { return FORMAT[f].code != BF16 && !FORMAT[f].token; }
 bool mla_kv_format_headwise(mla_kv_format f) { return FORMAT[f].headwise; }
 

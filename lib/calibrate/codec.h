@@ -5,6 +5,7 @@
  *   fp8-head, int8-head the same with one stored scale for each KV head, or for each 64 values of a latent
  *   fp8-token, int8-token   such a group of each token has its own scale, its largest |x| / 448 or / 127 rounded up to bf16,
  *                       stored beside the codes
+ *   fp8-keys16          fp8, but for the part that carries fp8's error, which stays bf16: a retrofit's rotary keys; keys beside values
  *   nvfp4               16 values share b = e4m3(largest |x| / (6 s)); e2m1(x / (b s)) b s; one stored s per layer and part */
 #ifndef MLA_CALIBRATE_CODEC_H
 #define MLA_CALIBRATE_CODEC_H
@@ -13,11 +14,15 @@
 
 typedef enum {
     MLA_KV_BF16, MLA_KV_FP8, MLA_KV_FP8_HEAD, MLA_KV_FP8_TOKEN, MLA_KV_INT8, MLA_KV_INT8_HEAD, MLA_KV_INT8_TOKEN, MLA_KV_NVFP4,
+    MLA_KV_FP8_KEYS16,
     MLA_KV_FORMATS
 } mla_kv_format;
 #define MLA_KV_LATENT_GROUP 64 /* values of a latent that share a scale */
 
 const char *mla_kv_format_name(mla_kv_format f);
+/* The format of one part of a cache: f itself but for MLA_KV_FP8_KEYS16, which is made of two. keys: the part holds rotary keys, or
+ * keys beside values. Codes, scales and sizes are asked for with what this gives. */
+mla_kv_format mla_kv_format_part(mla_kv_format f, bool keys);
 bool mla_kv_format_static(mla_kv_format f); /* needs a stored scale */
 bool mla_kv_format_headwise(mla_kv_format f); /* a stored scale per head or group of latent values */
 /* One group x (n) in place. s: its stored scale, > 0, where the format has one. */

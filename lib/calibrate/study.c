@@ -12,6 +12,7 @@ typedef struct { /* one part of one layer */
     float *amax;               /* (width / head, per_head) */
     double most;               /* largest of them */
     float fp8;                 /* the scale that mla_cal_measure chose */
+    bool keys;                 /* rotary keys beside a latent, or keys beside values */
 } part;
 
 typedef struct {
@@ -36,7 +37,8 @@ static part *find(const ranges *r, size_t layer, size_t which)
 static mla_status describe(const ranges *r, part *p, const mla_kv_rows *x, mla_err *err)
 {
     const mla_config *c = mla_rt_config(r->rt);
-    bool latent = x->part == 0 && (c->family == MLA_FAM_DEEPSEEK || mla_rt_layout(r->rt, x->layer) != MLA_LAYOUT_NONE);
+    bool retro = c->family == MLA_FAM_DEEPSEEK || mla_rt_layout(r->rt, x->layer) != MLA_LAYOUT_NONE, latent = x->part == 0 && retro;
+    p->keys = (x->part == 1) == retro;
     p->width = x->width;
     p->head = x->head;
     p->group = latent && x->head > MLA_KV_LATENT_GROUP ? MLA_KV_LATENT_GROUP : x->head;
@@ -84,11 +86,11 @@ static mla_status look(void *ctx, const mla_kv_rows *x, mla_err *err)
     return MLA_OK;
 }
 
-static float scale_of(const coder *c, const part *p, size_t g)
+static float scale_of(const coder *c, mla_kv_format f, const part *p, size_t g)
 {
-    if (c->f == MLA_KV_FP8) return p->fp8;
-    double amax = mla_kv_format_headwise(c->f) && p->amax[g] > 0 ? (double)p->amax[g] : p->most;
-    return mla_kv_format_scale(c->f, amax, c->r->headroom);
+    if (f == MLA_KV_FP8) return p->fp8;
+    double amax = mla_kv_format_headwise(f) && p->amax[g] > 0 ? (double)p->amax[g] : p->most;
+    return mla_kv_format_scale(f, amax, c->r->headroom);
 }
 
 static mla_status code(void *ctx, const mla_kv_rows *x, mla_err *err)
@@ -96,10 +98,11 @@ static mla_status code(void *ctx, const mla_kv_rows *x, mla_err *err)
     const coder *c = ctx;
     const part *p = find(c->r, x->layer, x->part);
     if (!p || p->width != x->width) return mla_fail(err, MLA_EINTERNAL, "a cache part that was never measured");
+    mla_kv_format f = mla_kv_format_part(c->f, p->keys);
     EACH_GROUP(p, x)
     {
         run v = group_of(p, x, row_, g);
-        mla_kv_code(c->f, v.x, v.n, mla_kv_format_static(c->f) ? scale_of(c, p, g) : 0);
+        mla_kv_code(f, v.x, v.n, mla_kv_format_static(f) ? scale_of(c, f, p, g) : 0);
     }
     return MLA_OK;
 }
@@ -132,7 +135,7 @@ static void count_bytes(const ranges *r, mla_study *out)
         const part *p = &r->part[i];
         if (!p->amax) continue;
         values += (double)p->width;
-        for (size_t f = 0; f < MLA_KV_FORMATS; f++) out->row[f].bytes += mla_kv_format_bytes((mla_kv_format)f, p->width, p->head, p->group);
+        for (size_t f = 0; f < MLA_KV_FORMATS; f++) out->row[f].bytes += mla_kv_format_bytes(mla_kv_format_part((mla_kv_format)f, p->keys), p->width, p->head, p->group);
     }
     for (size_t f = 0; f < MLA_KV_FORMATS; f++) out->row[f].bytes += (all - values) * (f == MLA_KV_BF16 ? 2 : 1);
     out->f32_bytes = 4 * all;

@@ -21,6 +21,7 @@ run $STUDY "$TMP/l" --tokens 1024 --judge-tokens 256 --json
 rc_is 0 "study of a retrofit"
 has out '"schema": "mla-kv-study/1"' "study of a retrofit"
 has out '"retrofit": true' "study of a retrofit"
+has out '"format": "fp8-keys16"' "study of a retrofit"
 if [ "$before" = "$(sum)" ]; then pass; else fail "a study changed the model"; fi
 # shellcheck disable=SC2086
 run $STUDY "$BASE" --judge-tokens 0

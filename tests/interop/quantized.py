@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 DUMP, WORK, EXL3 = sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else ""
 CT = ("ct-fp8", "int8", "int4", "int4-asym", "nvfp4", "mxfp4")
+GPTQ = ("gptq", "gptq-v2")
 FIXTURES = "tests/fixtures"
 CODES = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".trellis")
 
@@ -217,6 +218,41 @@ def case_awq_values():
     model = loaded("awq", backend="torch_awq")
     theirs = {n: dequantize_gemm(m.qweight, m.qzeros, m.scales.float(), 4, 128).T for n, m in model.named_modules() if hasattr(m, "qweight")}
     print(f"  awq: {same_values('awq', theirs)} values as gptqmodel dequantizes the modules that transformers loads")
+
+
+def case_gptq_configs():
+    """gptqmodel's own reading of the config: our `dynamic` entry leaves the factors alone and no stored module."""
+    need_gptqmodel()
+    from gptqmodel.quantization.config import QuantizeConfig
+
+    for kind in GPTQ:
+        config, added = section(kind), added_modules(kind)
+        read = QuantizeConfig.from_quant_config(copy.deepcopy(config))
+        excluded = {n for n in quantized_modules(kind) | added if read.dynamic_get(n) is False}
+        assert excluded == added, f"{kind}: the library would leave out {sorted(excluded ^ added)[:4]}"
+        config.pop("dynamic")
+        read = QuantizeConfig.from_quant_config(config)
+        assert not any(read.dynamic_get(n) is False for n in added), f"{kind}: without our entry nothing changes: this test cannot fail"
+
+
+def case_gptq_values():
+    """transformers hands GPTQ to optimum, which replaces every Linear of a block and knows no plain ones: modules of the library itself."""
+    need_gptqmodel()
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    for kind in GPTQ:
+        stored, theirs = tensors(f"{graft(kind)}/model.safetensors"), {}
+        for name in quantized_modules(kind):
+            words, scales = stored[f"{name}.qweight"], stored[f"{name}.scales"]
+            m = TorchLinear(bits=4, group_size=128, sym=False, desc_act=False, in_features=8 * words.shape[0], out_features=words.shape[1])
+            m.qweight, m.qzeros, m.g_idx, m.scales = words, stored[f"{name}.qzeros"].clone(), stored[f"{name}.g_idx"], scales
+            if kind == "gptq":
+                convert_gptq_v1_to_v2_format_module(m, bits=4, pack_dtype=torch.int32)
+            m.post_init()
+            m.scales = scales.float()  # in f32 no product is rounded twice
+            theirs[name] = m.dequantize_weight().T
+        print(f"  {kind}: {same_values(kind, theirs)} values as gptqmodel's own modules dequantize them")
 
 
 def exllamav3():

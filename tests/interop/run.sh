@@ -86,7 +86,7 @@ mkdir "$q"
 quiet() { "$@" >"$dir/build.log" 2>&1 || { echo "interop: $1 $2 failed: $(tail -n 1 "$dir/build.log")" >&2; exit 1; }; }
 quiet "$build/bin/mla-retrofit" stats tests/fixtures/tiny-hybrid "$q/base.mlastats" --calibration-tokens 2560 --quiet
 quiet "$build/bin/mla-retrofit" solve tests/fixtures/tiny-hybrid "$q/half.safetensors" "$q/base.mlastats" --keep 0.5 --quiet
-for f in fp8 ct-fp8 int8 int4 int4-asym awq nvfp4 mxfp4; do
+for f in fp8 ct-fp8 int8 int4 int4-asym awq gptq gptq-v2 nvfp4 mxfp4; do
     quiet "$build/tests/tools/encode_model" tests/fixtures/tiny-hybrid "$q/$f" "$f"
     quiet "$build/bin/mla-retrofit" graft "$q/$f" "$q/half.safetensors" "$q/$f-mla" --quiet
 done
