@@ -175,6 +175,7 @@ START_TEST(a_killed_writer_leaves_the_old_or_the_new_file)
             for (;;)
                 if (write_pieces(in_dir(dir, "f"), &err) != MLA_OK) _exit(1);
         }
+        while (i % 2 && !is_new(in_dir(dir, "f"))) usleep(200); /* every other writer gets through once, however slow the machine */
         usleep((useconds_t)mla_rng_below(5, i, 6000));
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         int status;
@@ -184,7 +185,7 @@ START_TEST(a_killed_writer_leaves_the_old_or_the_new_file)
     }
     ck_ok(mla_dir_sweep(dir, &err));
     ck_assert_uint_eq(temps(dir), 0);
-    ck_assert_uint_ge(fresh, 1);
+    ck_assert_uint_ge(fresh, 30);
     drop_dir(dir);
 }
 END_TEST
