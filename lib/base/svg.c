@@ -12,12 +12,12 @@
 
 #define DOTS_MAX 32 /* points up to which a line shows each of them */
 
-/* Colour-blind safe, and of middling lightness: they stand on white as on near-black. The last two differ by scheme. */
+/* Colour-blind safe, and of middling lightness: they stand on white as on near-black. Black and grey differ by scheme. */
 static const char STYLE[] =
     "<style>text{font:11px sans-serif;fill:#222}.t{font-size:14px;font-weight:600}.b{fill:#fff}.g{stroke:#ddd}.a{stroke:#222}"
     ".r{stroke:#d22;stroke-dasharray:5 4}.l{fill:none;stroke:currentColor;stroke-width:1.6;stroke-linejoin:round}"
     ".f{fill:currentColor}.n{fill:currentColor;fill-opacity:.2}"
-    ".c0{color:#0079c1}.c1{color:#d55e00}.c2{color:#009e73}.c3{color:#c2679a}.c4{color:#c98a00}.c5{color:#3fa0dc}"
+    ".c0{color:#0079c1}.c1{color:#d55e00}.c2{color:#009e73}.c3{color:#c2679a}.c4{color:#c98a00}.c5{color:#3fa0dc}.c8{color:#8a63d2}"
     ".c6{color:#111}.c7{color:#888}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.b{fill:#161a1f}.g{stroke:#333a42}.a{stroke:#ccc}.c6{color:#eee}.c7{color:#999}}"
     "</style>\n";

@@ -10,7 +10,7 @@
 #include "base/str.h"
 
 #define MLA_SVG_SERIES_MAX 128
-#define MLA_SVG_COLORS 8 /* distinct colours of a chart that is no ramp */
+#define MLA_SVG_COLORS 9 /* distinct colours of a chart that is no ramp */
 
 typedef enum {
     MLA_SVG_LINE,        /* a polyline with a dot per point when there are few */

@@ -95,9 +95,9 @@ START_TEST(a_ramp_takes_a_series_per_layer)
     c.n = N + 1;
     mla_str_clear(&s);
     ck_refused(mla_svg_write(&s, &c, &err), MLA_EINVAL, "129 series: at most 128");
-    c.n = 9;
+    c.n = MLA_SVG_COLORS + 1;
     c.ramp = false;
-    ck_refused(mla_svg_write(&s, &c, &err), MLA_EINVAL, "9 series: at most 8");
+    ck_refused(mla_svg_write(&s, &c, &err), MLA_EINVAL, "10 series: at most 9");
     mla_str_free(&s);
 }
 END_TEST
