@@ -10,9 +10,9 @@ bool attn_decode_fits(const mla_attn_args *a)
     const mla_kv_view *k = &a->k, *r = &a->k2, *v = &a->v;
     const bool latent = k->data == v->data && k->col == v->col && k->head_stride == v->head_stride && a->kh == a->vh && a->dk == a->dv &&
                         (a->kh == 1 || k->head_stride == a->dk) && a->dk % 128 == 0 && a->dk >= 256;
-    const bool rotary = a->q2 && r->pages == k->pages && r->dtype == k->dtype && r->page_tokens == k->page_tokens && (a->k2h == 1 || r->head_stride == a->dk2);
+    const bool rotary = a->q2 && (a->at || r->pages == k->pages) && r->dtype == k->dtype && r->page_tokens == k->page_tokens && (a->k2h == 1 || r->head_stride == a->dk2);
     const size_t per16 = k->dtype == MLA_BF16 ? 8 : 16;
-    return a->bf16 && !a->p2 && !a->probs && a->T && a->T <= DECODE_TOKENS && latent && rotary && k->pages && k->page_tokens == MLA_DECODE_PAGE &&
+    return a->bf16 && !a->p2 && !a->probs && a->T && a->T <= DECODE_TOKENS && latent && rotary && (a->at || k->pages) && k->page_tokens == MLA_DECODE_PAGE &&
            (k->dtype == MLA_BF16 || k->dtype == MLA_F8_E4M3) && k->row_elems % per16 == 0 && r->row_elems % per16 == 0 &&
            ((uintptr_t)k->data | (uintptr_t)r->data) % 16 == 0;
 }
@@ -25,7 +25,8 @@ static mla_decode problem(const mla_attn_args *a)
     d.c = {a->k.data, (int64_t)a->k.row_elems, (int64_t)a->k.col, a->k.scale};
     d.r = {a->k2.data, (int64_t)a->k2.row_elems, (int64_t)a->k2.col, a->k2.scale};
     const size_t n = (a->pos0 + a->T + MLA_DECODE_PAGE - 1) / MLA_DECODE_PAGE;
-    for (size_t i = 0; i < n; i++)
+    if (a->at) d.pages = a->at->pool;
+    for (size_t i = 0; i < n && !a->at; i++)
         if ((size_t)a->k.pages[i] >= d.pages) d.pages = (size_t)a->k.pages[i] + 1;
     d.table_stride = (int64_t)n;
     d.q = {a->q, 0, (int64_t)a->ldq, (int64_t)a->qh_stride, MLA_F32};
@@ -38,14 +39,19 @@ static mla_decode problem(const mla_attn_args *a)
 mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err)
 {
     mla_decode d = problem(a);
-    const size_t table = pad256((size_t)d.table_stride * 4);
+    const size_t table = a->at ? 0 : pad256((size_t)d.table_stride * 4);
     const int32_t len = (int32_t)(a->pos0 + a->T);
     char *s;
     if (a->pos0 + a->T > INT32_MAX) return mla_fail(err, MLA_EUNSUPPORTED, "attention: %zu tokens, at most %d", a->pos0 + a->T, INT32_MAX);
     mla_status st = cu_scratch(c, table + 256 + mla_decode_ws_bytes(&d), "attention", &s, err);
-    if (!st) st = cu_put_i32(c, s, a->k.pages, (size_t)d.table_stride, "attention", err);
-    if (!st) st = cu_put_i32(c, s + table, &len, 1, "attention", err);
-    d.table = (const int32_t *)s, d.len = (const int32_t *)(s + table), d.ws = s + table + 256;
-    if (!st) st = mla_decode_plan(&d, c->stream, err);
+    if (a->at) d.table = (const int32_t *)a->at->pages, d.len = (const int32_t *)a->at->len;
+    else {
+        if (!st) st = cu_put_i32(c, s, a->k.pages, (size_t)d.table_stride, "attention", err);
+        if (!st) st = cu_put_i32(c, s + table, &len, 1, "attention", err);
+        d.table = (const int32_t *)s, d.len = (const int32_t *)(s + table);
+    }
+    if (st) return st;
+    d.ws = s + table + 256;
+    st = mla_decode_plan(&d, c->stream, err);
     return st ? st : mla_decode_run(&d, c->stream, err);
 }

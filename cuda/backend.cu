@@ -11,26 +11,53 @@ mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err)
     return mla_fail(err, s == CUBLAS_STATUS_ALLOC_FAILED ? MLA_ENOMEM : MLA_EINTERNAL, "%s: cuBLAS status %d", what, (int)s);
 }
 
+struct CudaKept {
+    char *p;
+    CudaKept *next;
+};
+void cu_drop_kept(mla_cuda *c)
+{
+    while (c->kept) {
+        CudaKept *k = c->kept;
+        c->kept = k->next;
+        cudaFree(k->p);
+        free(k);
+    }
+}
+
 mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err)
 {
     if (bytes > c->scratch_bytes) {
-        mla_status st = cu_ok(cudaStreamSynchronize(c->stream), what, err);
-        if (st) return st;
-        cudaFree(c->scratch);
-        c->scratch = NULL, c->scratch_bytes = 0;
-        if (cudaMalloc((void **)&c->scratch, bytes) != cudaSuccess) {
+        CudaKept *k = NULL;
+        char *p = NULL;
+        if (c->tapes && c->scratch && !(k = (CudaKept *)malloc(sizeof *k))) return mla_fail(err, MLA_ENOMEM, "%s: scratch", what);
+        if (!c->tapes) {
+            mla_status st = cu_ok(cudaStreamSynchronize(c->stream), what, err);
+            if (st) return st;
+            cudaFree(c->scratch);
+            c->scratch = NULL, c->scratch_bytes = 0;
+        }
+        if (cudaMalloc((void **)&p, bytes) != cudaSuccess) {
             cudaGetLastError();
+            free(k);
             return mla_fail(err, MLA_ENOMEM, "%s: %zu bytes of device scratch", what, bytes);
         }
-        c->scratch_bytes = bytes;
+        if (k) *k = CudaKept{c->scratch, c->kept}, c->kept = k;
+        c->scratch = p, c->scratch_bytes = bytes;
     }
     *out = c->scratch;
     return MLA_OK;
 }
 
+mla_status cu_not_recording(const mla_cuda *c, const char *what, mla_err *err)
+{
+    return c->recording ? mla_fail(err, MLA_EINVAL, "%s while recording: it needs the host", what) : MLA_OK;
+}
+
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err)
 {
-    return cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
+    const mla_status st = cu_not_recording(c, what, err);
+    return st ? st : cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
 }
 
 /* Memory of dropped weights goes back to the device. */
@@ -42,6 +69,9 @@ static void trim_pool(mla_cuda *c)
 }
 static mla_status cu_alloc(mla_backend *be, mla_mem **out, size_t bytes, mla_err *err)
 {
+    *out = NULL;
+    const mla_status st = cu_not_recording(cu_of(be), "device memory", err);
+    if (st) return st;
     for (int i = 0; i < 2; i++) {
         if (cudaMalloc((void **)out, bytes ? bytes : 1) == cudaSuccess) return MLA_OK;
         cudaGetLastError();
@@ -57,7 +87,8 @@ static void cu_free(mla_backend *be, mla_mem *p)
 }
 static mla_status cu_download(mla_backend *be, void *dst, const mla_mem *src, size_t bytes, mla_err *err)
 {
-    mla_status st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cu_of(be)->stream), "download", err);
+    mla_status st = cu_not_recording(cu_of(be), "download", err);
+    if (!st) st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cu_of(be)->stream), "download", err);
     return st ? st : cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "download", err);
 }
 static mla_status cu_copy(mla_backend *be, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *err)
@@ -68,7 +99,11 @@ static mla_status cu_zero(mla_backend *be, mla_mem *dst, size_t bytes, mla_err *
 {
     return cu_ok(cudaMemsetAsync(dst, 0, bytes, cu_of(be)->stream), "zero", err);
 }
-static mla_status cu_sync(mla_backend *be, mla_err *err) { return cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "sync", err); }
+static mla_status cu_sync(mla_backend *be, mla_err *err)
+{
+    const mla_status st = cu_not_recording(cu_of(be), "sync", err);
+    return st ? st : cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "sync", err);
+}
 static const char *cu_describe(mla_backend *be) { return cu_of(be)->text; }
 
 static void cu_destroy(mla_backend *be)
@@ -85,6 +120,7 @@ static void cu_destroy(mla_backend *be)
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_space);
     cudaFree(c->scratch);
+    cu_drop_kept(c);
     if (c->stream) cudaStreamDestroy(c->stream);
     pthread_mutex_destroy(&c->eigh_turn);
     free(c);
@@ -96,6 +132,7 @@ static const mla_backend_ops OPS = {
     cu_gated_norm, cu_rope,     cu_add,         cu_add_rows,    cu_silu_mul,  cu_sigmoid_mul, cu_copy_rows, cu_kv_write,
     cu_kv_read,  cu_attention,  cu_divisor,  cu_conv,        cu_gdn,         cu_gram,      cu_range,    cu_eigh,
     true,
+    cu_linears,  cu_gated,      cu_record,      cu_record_end,  cu_replay,    cu_tape_free,
 };
 
 /* "cuda" or "cuda:N" */
@@ -138,7 +175,7 @@ static mla_status start(mla_cuda *c, mla_err *err)
     for (int i = 0; !st && i < CU_MAILS; i++) st = cu_ok(cudaEventCreateWithFlags(&c->mailed[i], cudaEventDisableTiming), "event", err);
     if (st) return st;
     cudaDriverGetVersion(&driver);
-    c->sms = p.multiProcessorCount;
+    c->sms = p.multiProcessorCount, c->major = p.major;
     snprintf(c->text, sizeof c->text, "cuda:%d %s, compute %d.%d, %d SMs, %zu MiB, driver CUDA %d.%d", c->device, p.name, p.major, p.minor,
              c->sms, p.totalGlobalMem >> 20, driver / 1000, driver % 1000 / 10);
     return MLA_OK;

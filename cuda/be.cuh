@@ -2,7 +2,9 @@
  *
  * One stream, ops queued in order. Ops share one growable scratch block on the device, valid until the next op: stream
  * order keeps a later op from touching it early. Host arrays of a call (page tables, token ids) are copied before the
- * call returns. Private to cuda/. */
+ * call returns.
+ * Kernels queued by cu_early may come while the one before still runs: they begin with grid_wait (cuda/ptx.cuh) before
+ * they touch what others write, and read activations past L1. Private to cuda/. */
 #ifndef MLA_CUDA_BE_CUH
 #define MLA_CUDA_BE_CUH
 #include <cublasLt.h>
@@ -25,9 +27,10 @@ struct mla_weight {
 struct CuLoader; /* weights.cu */
 enum { CU_MAILS = 16, CU_MAIL = 256 << 10 };
 
+struct CudaKept;
 struct mla_cuda {
     mla_backend base;
-    int device, sms;
+    int device, sms, major; /* major: of the compute capability */
     size_t threads; /* of the host, 0: as many as it has */
     CuLoader *loader;
     char *mail; /* CU_MAILS pinned slots of CU_MAIL bytes: small uploads wait for nothing */
@@ -41,6 +44,9 @@ struct mla_cuda {
     char *scratch;
     size_t scratch_bytes;
     pthread_mutex_t eigh_turn; /* several threads may solve; nothing else is queued meanwhile */
+    bool recording;
+    size_t tapes;   /* that exist, the one being recorded included */
+    CudaKept *kept; /* scratch blocks that were outgrown while tapes exist: they may name them */
     char text[400];
 };
 enum { LT_SPACE = 32 << 20 };
@@ -50,13 +56,22 @@ static inline float *f32p(mla_mem *p) { return (float *)p; }
 static inline const float *cf32p(const mla_mem *p) { return (const float *)p; }
 static inline double *f64p(mla_mem *p) { return (double *)p; }
 static inline unsigned grid_of(size_t n, size_t per) { return (unsigned)((n + per - 1) / per); }
+template <class... P, class... A>
+static inline mla_status cu_launch(mla_cuda *c, const char *what, mla_err *err, void (*kernel)(P...), dim3 grid, dim3 block, A... args)
+{
+    return cu_early(what, err, kernel, grid, block, 0, c->stream, args...);
+}
 static inline mla_status launched(const char *what, mla_err *err) { return cu_ok(cudaGetLastError(), what, err); }
 
 mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err);
-/* bytes of device scratch; growing waits for the stream. */
+/* bytes of device scratch; growing waits for the stream, but while tapes exist. */
 mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err);
 /* Device copy of n 32-bit host values inside scratch memory at `at`. */
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err);
+/* EINVAL while recording: the operation needs the host. */
+mla_status cu_not_recording(const mla_cuda *c, const char *what, mla_err *err);
+/* Frees the outgrown scratch blocks. */
+void cu_drop_kept(mla_cuda *c);
 static inline size_t pad256(size_t n) { return (n + 255) & ~(size_t)255; }
 
 struct AttnP;
@@ -74,6 +89,12 @@ mla_status cu_weight_new(mla_backend *, mla_weight **, const mla_weight_desc *, 
 void cu_weight_free(mla_backend *, mla_weight *);
 size_t cu_weight_bytes(const mla_weight *);
 mla_status cu_linear(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
+mla_status cu_linears(mla_backend *, const mla_norm_args *, const mla_linear_job *, size_t, mla_err *);
+mla_status cu_gated(mla_backend *, const mla_norm_args *, const mla_gated_args *, mla_err *);
+mla_status cu_record(mla_backend *, mla_err *);
+mla_status cu_record_end(mla_backend *, mla_tape **, mla_err *);
+mla_status cu_replay(mla_backend *, const mla_tape *, mla_err *);
+void cu_tape_free(mla_backend *, mla_tape *);
 mla_status cu_embed(mla_backend *, const mla_weight *, mla_mem *, const int32_t *, size_t, mla_err *);
 mla_status cu_rmsnorm(mla_backend *, const mla_norm_args *, mla_err *);
 mla_status cu_gated_norm(mla_backend *, const mla_gated_norm_args *, mla_err *);

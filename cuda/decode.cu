@@ -2,7 +2,7 @@
  *
  * Plan: pages of all sequences lie in one line, each sequence preceded by OVERHEAD empty units (its queries, its output);
  * part p of P takes units [p T / P, (p+1) T / P). A sequence cut over several parts leaves partial outputs with their
- * log2-sum-exp, which merge_parts sums in part order. */
+ * log2-sum-exp, which merge_parts sums in part order. One sequence needs no plan (part_begin). */
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <math_constants.h>
@@ -80,43 +80,48 @@ static __global__ void plan_parts(const int32_t *len, int B, int parts, long lon
     }
 }
 
-/* Grid (lat / 128, rows, B * groups), MERGE threads = 4 latents x 32 lanes x parts side by side: sums a sequence's
- * partial outputs in a fixed order; zero for an empty sequence. */
-static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, int tiles, int parts, int lat)
+/* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. A warp takes 128 latents of a row.
+ * MANY: the block's warps share one row's parts, grid (lat / 128, rows, B * groups); otherwise every warp has a row of its
+ * own, grid (lat / 128, rows / 8, B * groups). */
+template <bool MANY> static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, int tiles, int parts, int lat)
 {
     __shared__ float4 sums[MERGE / 32][32];
     __shared__ float tot[MERGE / 32], top[MERGE / 32];
-    const int row = blockIdx.y, b = blockIdx.z % d.B, grp = blockIdx.z / d.B, tile = row / N, n = row % N;
-    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
+    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, row = MANY ? blockIdx.y : blockIdx.y * (MERGE / 32) + w, b = blockIdx.z % d.B, grp = blockIdx.z / d.B,
+              tile = row / N, n = row % N, t = row / d.Hg, h = grp * d.Hg + row % d.Hg, step = MANY ? MERGE / 32 : 1;
     grid_release(); /* the next decode may be launched: it waits, too */
     grid_wait();
-    const int2 sp = d.split[b];
-    if (sp.x == sp.y) return;
+    const int2 sp = part_split(d, b);
+    if (sp.x == sp.y || row >= d.rows) return;
     const size_t base = (size_t)(grp * tiles + tile) * parts;
     auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + n; };
     float mx = -CUDART_INF_F, sum = 0.f;
-    for (int p = sp.x + (int)threadIdx.x; p <= sp.y; p += MERGE) mx = fmaxf(mx, d.plse[slot(p)]);
+    for (int p = sp.x + (MANY ? (int)threadIdx.x : lane); p <= sp.y; p += MANY ? MERGE : 32) mx = fmaxf(mx, d.plse[slot(p)]);
     for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
-    if (lane == 0) top[w] = mx;
-    __syncthreads();
-    for (int i = 0; i < MERGE / 32; i++) mx = fmaxf(mx, top[i]);
+    if (MANY) {
+        if (lane == 0) top[w] = mx;
+        __syncthreads();
+        for (int i = 0; i < MERGE / 32; i++) mx = fmaxf(mx, top[i]);
+    }
     const float use = mx == -CUDART_INF_F ? 0.f : mx;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 4
-    for (int p = sp.x + w; p <= sp.y; p += MERGE / 32) {
+    for (int p = sp.x + (MANY ? w : 0); p <= sp.y; p += step) {
         const float k = exp2f(d.plse[slot(p)] - use);
         const float4 v = *(const float4 *)(d.po + slot(p) * lat + blockIdx.x * 128 + lane * 4);
         x.x += k * v.x, x.y += k * v.y, x.z += k * v.z, x.w += k * v.w;
         sum += k;
     }
-    sums[w][lane] = x;
-    if (lane == 0) tot[w] = sum;
-    __syncthreads();
-    if (w) return;
-    for (int i = 1; i < MERGE / 32; i++) {
-        const float4 v = sums[i][lane];
-        x.x += v.x, x.y += v.y, x.z += v.z, x.w += v.w;
-        sum += tot[i];
+    if (MANY) {
+        sums[w][lane] = x;
+        if (lane == 0) tot[w] = sum;
+        __syncthreads();
+        if (w) return;
+        for (int i = 1; i < MERGE / 32; i++) {
+            const float4 v = sums[i][lane];
+            x.x += v.x, x.y += v.y, x.z += v.z, x.w += v.w;
+            sum += tot[i];
+        }
     }
     const float inv = sum != 0.f ? 1.f / sum : 0.f;
     const size_t oo = (size_t)(b * d.o.b + t * d.o.t + h * d.o.h) + blockIdx.x * 128 + lane * 4;
@@ -208,7 +213,7 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
     mla_status st = valid(d, err);
     if (st) return st;
     const Choice c = choose(d);
-    if (!c.k) return MLA_OK;
+    if (!c.k || d->B == 1) return MLA_OK;
     const DecodeWs w = workspace(d, c);
     char *ws = (char *)d->ws;
     plan_parts<<<1, PLAN_THREADS, 0, (cudaStream_t)stream>>>(d->len, (int)d->B, c.parts, (long long *)(ws + w.prefix),
@@ -269,7 +274,8 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     p.B = (int)d->B, p.s_q = (int)d->s_q, p.H = (int)d->H, p.Hg = (int)(d->H / d->groups), p.rows = p.s_q * p.Hg;
     p.rope = (int)d->rope, p.rope_heads = d->rope ? (int)d->rope_heads : 1;
     p.lat_col = (int)d->c.col, p.rope_col = (int)d->r.col, p.slots = c.slots;
-    p.begin = (const int2 *)(ws + w.begin), p.split = (const int2 *)(ws + w.split);
+    p.parts = c.parts;
+    if (d->B > 1) p.begin = (const int2 *)(ws + w.begin), p.split = (const int2 *)(ws + w.split);
     p.table = d->table, p.table_stride = d->table_stride, p.len = d->len;
     p.q = rows_of(&d->q), p.q2 = rows_of(&d->q2), p.o = rows_of(&d->o);
     p.lse = d->lse;
@@ -295,7 +301,8 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
-    cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)p.rows, (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
+    const bool many = (size_t)c.parts >= 4 * d->B; /* parts of a sequence, about */
+    cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)(many ? p.rows : (p.rows + MERGE / 32 - 1) / (MERGE / 32)), (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
     cfg.dynamicSmemBytes = 0, cfg.numAttrs = 1;
-    return cu_ok(cudaLaunchKernelEx(&cfg, merge_parts, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);
+    return cu_ok(cudaLaunchKernelEx(&cfg, many ? merge_parts<true> : merge_parts<false>, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);
 }

@@ -17,8 +17,8 @@ struct DecodeRows {
 struct DecodeP {
     int B, s_q, H, Hg, rows;        /* rows = s_q * Hg query rows per group: row = t * Hg + head in group */
     int rope, rope_heads;
-    int lat_col, rope_col, slots;
-    const int2 *begin;              /* (parts + 1): first (sequence, page) of each part */
+    int lat_col, rope_col, slots, parts;
+    const int2 *begin;              /* (parts + 1): first (sequence, page) of each part; NULL: one sequence */
     const int2 *split;              /* (B): first and last part of each sequence; (1, 0): none */
     const int32_t *table;
     long long table_stride;
@@ -29,6 +29,20 @@ struct DecodeP {
     float rope_ratio, out_scale;    /* kr_scale / k_scale folded into q2; k_scale of the output */
     float *po, *plse;               /* partial outputs (slot, N, lat), their log2-sum-exp (slot, N) */
 };
+
+/* begin and split of one sequence need no plan: part p has pages [p n / P, (p + 1) n / P). */
+static __device__ __forceinline__ int2 part_begin(const DecodeP &d, int p)
+{
+    if (d.begin) return d.begin[p];
+    const int n = (d.len[0] + 63) >> 6, P = min(d.parts, max(n, 1));
+    return p < P && n > 0 ? make_int2(0, (int)((long long)p * n / P)) : make_int2(1, 0);
+}
+static __device__ __forceinline__ int2 part_split(const DecodeP &d, int b)
+{
+    if (d.begin) return d.split[b];
+    const int n = (d.len[0] + 63) >> 6;
+    return n > 0 ? make_int2(0, min(d.parts, n) - 1) : make_int2(1, 0);
+}
 
 static __device__ __forceinline__ float load_f32(const void *p, bool f32, size_t i)
 {

@@ -302,7 +302,7 @@ template <int LAT, int N, int RB, bool FP8, int DROP>
 static __device__ __forceinline__ void consume(const DecodeP &d, char *smem, const DecodeSmem &sm)
 {
     Consumer<LAT, N, RB, FP8, DROP> k(d, smem, sm);
-    const int2 from = d.begin[blockIdx.x], to = d.begin[blockIdx.x + 1];
+    const int2 from = part_begin(d, blockIdx.x), to = part_begin(d, blockIdx.x + 1);
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
         if (i0 >= i1) continue;

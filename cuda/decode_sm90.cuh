@@ -276,7 +276,7 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     const int lane = threadIdx.x & 31;
     const uint64_t policy = evict_first_policy();
     const uint32_t full = base + sm.bars, empty = full + d.slots * 8;
-    const int2 from = d.begin[blockIdx.x / CL], to = d.begin[blockIdx.x / CL + 1];
+    const int2 from = part_begin(d, blockIdx.x / CL), to = part_begin(d, blockIdx.x / CL + 1);
     const int col = d.lat_col + (blockIdx.z * CL + (CL > 1 ? cluster_rank() : 0)) * LAT;
     int slot = 0;
     uint32_t phase = 0;

@@ -10,7 +10,7 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
     using S = Solo<LAT, N, RB, FP8, NW, SPLIT, CL>;
     S k(d, smem, sm);
     const int part = blockIdx.x / CL;
-    const int2 from = d.begin[part], to = d.begin[part + 1];
+    const int2 from = part_begin(d, part), to = part_begin(d, part + 1);
     uint32_t done = 0; /* pages of this block's earlier sequences */
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;

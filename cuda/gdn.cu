@@ -6,20 +6,24 @@
  * with bf16 products by gdn_chunk.cuh. */
 #include "cuda/be.cuh"
 #include "cuda/gdn_chunk.cuh"
+#include "cuda/ptx.cuh"
 
 enum { CONV = 128, RUN = 16, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8, SEGMENT = 16384 }; /* up to STEP_TOKENS the fused step is faster */
 
 static __device__ __forceinline__ float conv_input(const float *x, const float *state, size_t C, size_t K, size_t c, long long t)
 {
-    return t >= 0 ? x[(size_t)t * C + c] : state[(size_t)((long long)(K - 1) + t) * C + c];
+    return __ldcg(t >= 0 ? x + (size_t)t * C + c : state + (size_t)((long long)(K - 1) + t) * C + c);
+}
+static __device__ __forceinline__ void conv_token(float *y, const float *x, const float *w, const float *state, size_t C, size_t K, size_t c, size_t t)
+{
+    float s = 0.f;
+    for (size_t j = 0; j < K; j++) s = fmaf(w[c * K + j], conv_input(x, state, C, K, c, (long long)t - (long long)(K - 1) + (long long)j), s);
+    y[t * C + c] = s / (1.f + expf(-s));
 }
 static __global__ void conv_kernel(float *y, const float *x, const float *w, const float *state, size_t T, size_t C, size_t K)
 {
     const size_t c = blockIdx.x * (size_t)CONV + threadIdx.x, t = blockIdx.y + (size_t)blockIdx.z * 65535;
-    if (c >= C || t >= T) return;
-    float s = 0.f;
-    for (size_t j = 0; j < K; j++) s = fmaf(w[c * K + j], conv_input(x, state, C, K, c, (long long)t - (long long)(K - 1) + (long long)j), s);
-    y[t * C + c] = s / (1.f + expf(-s));
+    if (c < C && t < T) conv_token(y, x, w, state, C, K, c, t);
 }
 /* The same, four taps: a thread takes RUN tokens of its channel and reads every input once. */
 static __global__ void conv_run(float *y, const float *x, const float *w, const float *state, size_t T, size_t C)
@@ -40,12 +44,16 @@ static __global__ void conv_run(float *y, const float *x, const float *w, const 
         y[(t0 + i) * C + c] = s / (1.f + expf(-s));
     }
 }
-/* The K - 1 inputs before token T; a thread per channel reads all of them before it writes. */
-static __global__ void conv_state(float *state, const float *x, size_t T, size_t C, size_t K)
+/* The K - 1 inputs before token T, after `tokens` tokens themselves (all of T, or none: conv_kernel did them). A thread per
+ * channel reads all before it writes. */
+static __global__ void conv_state(float *y, float *state, const float *x, const float *w, size_t tokens, size_t T, size_t C, size_t K)
 {
     const size_t c = blockIdx.x * (size_t)CONV + threadIdx.x;
     float v[15];
+    grid_release();
+    grid_wait();
     if (c >= C) return;
+    for (size_t t = 0; t < tokens; t++) conv_token(y, x, w, state, C, K, c, t);
     for (size_t j = 0; j + 1 < K; j++) v[j] = conv_input(x, state, C, K, c, (long long)T - (long long)(K - 1) + (long long)j);
     for (size_t j = 0; j + 1 < K; j++) state[j * C + c] = v[j];
 }
@@ -55,11 +63,14 @@ mla_status cu_conv(mla_backend *be, const mla_conv_args *a, mla_err *err)
     if (a->K < 1 || a->K > 16) return mla_fail(err, MLA_EUNSUPPORTED, "convolution of %zu taps: expected 1..16", a->K);
     if (!a->T || !a->C) return MLA_OK;
     const dim3 grid(grid_of(a->C, CONV), (unsigned)(a->T < 65535 ? a->T : 65535), grid_of(a->T, 65535));
-    if (a->K == 4 && a->T >= RUN && a->T < (size_t)RUN * 65535)
+    const bool few = a->T <= STEP_TOKENS; /* one launch: conv_state does both */
+    if (!few && a->K == 4 && a->T >= RUN && a->T < (size_t)RUN * 65535)
         conv_run<<<dim3(grid.x, grid_of(a->T, RUN)), CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C);
-    else conv_kernel<<<grid, CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C, a->K);
-    if (a->K > 1) conv_state<<<grid_of(a->C, CONV), CONV, 0, cu_of(be)->stream>>>(f32p(a->state), cf32p(a->x), a->T, a->C, a->K);
-    return launched("convolution", err);
+    else if (!few) conv_kernel<<<grid, CONV, 0, cu_of(be)->stream>>>(f32p(a->y), cf32p(a->x), cf32p(a->w), cf32p(a->state), a->T, a->C, a->K);
+    mla_status st = launched("convolution", err);
+    if (!st && (few || a->K > 1))
+        st = cu_launch(cu_of(be), "convolution", err, conv_state, grid.x, CONV, f32p(a->y), f32p(a->state), cf32p(a->x), cf32p(a->w), few ? a->T : (size_t)0, a->T, a->C, a->K);
+    return st;
 }
 
 struct GdnP {

@@ -4,7 +4,7 @@
 
 #include "cuda/check.cuh"
 #include "cuda/gdn.cuh"
-
+#include "cuda/ptx.cuh"
 
 enum { WARPS = 8, ROWS = GDN_D / WARPS };
 
@@ -50,6 +50,8 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) gdn_step_kernel(GdnStep 
     __shared__ float4 us[2][WARPS][32], rs[2][WARPS][32];
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, h = blockIdx.x;
     const size_t b = blockIdx.y;
+    grid_release(); /* the kernel after this one may come: it waits, too */
+    grid_wait();
     float4 *state = (float4 *)(p.state + ((b * p.nv + h) * GDN_D + w * ROWS) * GDN_D) + lane, s[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; i++) s[i] = __ldcs(state + i * (GDN_D / 4));
@@ -89,6 +91,5 @@ mla_status gdn_step(const GdnStep *p, cudaStream_t stream, mla_err *err)
         return mla_fail(err, MLA_EINVAL, "delta step: %zu sequences of %zu tokens, %zu value heads over %zu key heads", p->B, p->T, p->nv, p->nk);
     if ((uintptr_t)p->qkv % 16 || (uintptr_t)p->o % 16 || (uintptr_t)p->state % 16)
         return mla_fail(err, MLA_EINVAL, "delta step: inputs, outputs and state must start on 16 bytes");
-    gdn_step_kernel<<<dim3((unsigned)p->nv, (unsigned)p->B), WARPS * 32, 0, stream>>>(*p);
-    return cu_ok(cudaGetLastError(), "delta step", err);
+    return cu_early("delta step", err, gdn_step_kernel, dim3((unsigned)p->nv, (unsigned)p->B), WARPS * 32, 0, stream, *p);
 }

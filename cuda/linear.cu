@@ -1,7 +1,9 @@
-/* Linear layers: f32 by the contract's own sequence of fused multiply-adds, bf16 by cuBLASLt. */
+/* Linear layers: f32 by the contract's own sequence of fused multiply-adds, bf16 by cuBLASLt, of few tokens by linear_few.cu. */
 #include <stdlib.h>
 
 #include "cuda/be.cuh"
+#include "cuda/linear_few.cuh"
+#include "cuda/rows.cuh"
 
 enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128, ROWS_Y = 65535 };
 
@@ -150,7 +152,7 @@ static mla_status gemm_bf16(mla_cuda *c, const mla_weight *w, const void *x, flo
     return cublas_ok(s, "linear bf16", err);
 }
 
-/* Few tokens: a warp takes R rows of W, a lane 8 neighbouring values at a time; x is rounded on the way and comes from L1. */
+/* Few tokens where linear_few.cu does not serve: a warp takes R rows of W, a lane 8 neighbouring values at a time; x is rounded on the way and comes from L1. */
 template <int T, int R>
 static __global__ void __launch_bounds__(256) linear_bf16_few(const __nv_bfloat16 *w, size_t in, size_t out, const float *x, size_t ldx, int tokens,
                                                               float *y, size_t ldy, const float *bias, bool accumulate)
@@ -216,10 +218,49 @@ static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear
     return launched("linear bf16", err);
 }
 
+/* The layers as one launch of linear_few.cu; false: they do not fit it. */
+static bool few_of(FewP *p, mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n)
+{
+    *p = FewP{};
+    if (c->major != 9 || n == 0 || n > FEW_JOBS || jobs[0].a.T > FEW_TOKENS || (norm && norm->d <= SHORT)) return false; /* short rows have a norm of their own */
+    p->n = (int)n, p->T = (int)jobs[0].a.T;
+    for (size_t i = 0; i < n; i++) {
+        const mla_linear_args *a = &jobs[i].a;
+        const mla_weight *w = jobs[i].w;
+        if (a->T != jobs[0].a.T || w->precision != MLA_PREC_BF16 || w->in != w->in8) return false;
+        if (norm && (norm->y != a->x || norm->ldy != a->ldx || norm->rows != a->T || norm->d != w->in || (uintptr_t)norm->gain % 16)) return false;
+        p->job[i] = FewJob{(const __nv_bfloat16 *)w->data, NULL, cf32p(norm ? norm->x : a->x), a->bias ? cf32p(a->bias) : NULL, f32p(a->y),
+                           (long long)(norm ? norm->ldx : a->ldx), (long long)a->ldy, (int)w->in, (int)w->out, a->accumulate, 0, 0, 0};
+    }
+    if (norm) p->gain = cf32p(norm->gain), p->eps = norm->eps;
+    return few_fits(p);
+}
+
 mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
+    const mla_linear_job job = {w, *a};
+    FewP p;
     if (a->T == 0) return MLA_OK;
+    if (few_of(&p, cu_of(be), NULL, &job, 1)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
     return w->precision == MLA_PREC_F32 ? linear_f32(cu_of(be), w, a, err) : linear_bf16(cu_of(be), w, a, err);
+}
+
+mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err)
+{
+    FewP p;
+    if (n && jobs[0].a.T && few_of(&p, cu_of(be), norm, jobs, n)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
+    return mla_linears_singly(be, norm, jobs, n, err);
+}
+
+mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err)
+{
+    const mla_linear_job job = {a->gate, {a->g, a->out, a->x, a->ldx, a->T, NULL, false}};
+    FewP p;
+    if (a->gate->out != a->out || a->up->out != a->out || a->gate->in != a->up->in)
+        return mla_fail(err, MLA_EINVAL, "gated layer: (%zu, %zu) and (%zu, %zu), expected (%zu, in) both", a->gate->out, a->gate->in, a->up->out, a->up->in, a->out);
+    if (!a->T || a->up->precision != MLA_PREC_BF16 || !few_of(&p, cu_of(be), norm, &job, 1)) return mla_gated_singly(be, norm, a, err);
+    p.pairs = 1, p.job[0].w2 = (const __nv_bfloat16 *)a->up->data;
+    return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
 }
 
 static __global__ void embed_rows(float *y, const void *w, const int32_t *ids, size_t T, size_t in, size_t in8, size_t out, bool f32)

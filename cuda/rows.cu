@@ -3,32 +3,19 @@
 
 #include "cuda/attn.cuh"
 #include "cuda/be.cuh"
-
-enum { ROW = 256, SHORT = 256 };
-
-static __device__ double block_sum(double x)
-{
-    __shared__ double part[ROW / 32];
-    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0.0;
-    for (int i = 0; i < ROW / 32; i++) x += part[i];
-    __syncthreads();
-    return x;
-}
-static __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+#include "cuda/ptx.cuh"
+#include "cuda/rows.cuh"
 
 /* One block per row; z != NULL: times silu(z). */
 static __global__ void __launch_bounds__(ROW) norm_kernel(float *y, size_t ldy, const float *x, size_t ldx, size_t d, const float *gain, const float *z, double eps)
 {
     const size_t r = blockIdx.x;
-    double s = 0.0;
-    for (size_t i = threadIdx.x; i < d; i += ROW) s += (double)x[r * ldx + i] * x[r * ldx + i];
-    const float inv = (float)(1.0 / sqrt(block_sum(s) / (double)d + eps));
+    grid_release();
+    grid_wait();
+    const float inv = row_scale(x + r * ldx, d, eps);
     for (size_t i = threadIdx.x; i < d; i += ROW) {
-        const float v = x[r * ldx + i] * inv * gain[i];
-        y[r * ldy + i] = z ? v * silu(z[r * d + i]) : v;
+        const float v = __ldcg(x + r * ldx + i) * inv * gain[i];
+        y[r * ldy + i] = z ? v * silu(__ldcg(z + r * d + i)) : v;
     }
 }
 /* Short rows: a warp each. */
@@ -37,11 +24,13 @@ static __global__ void __launch_bounds__(ROW) norm_short(float *y, size_t ldy, c
     const size_t r = blockIdx.x * (size_t)(ROW / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     float v[SHORT / 32];
     double s = 0.0;
+    grid_release();
+    grid_wait();
     if (r >= rows) return;
 #pragma unroll
     for (int k = 0; k < SHORT / 32; k++) {
         const size_t i = lane + 32 * k;
-        v[k] = i < d ? x[r * ldx + i] : 0.f;
+        v[k] = i < d ? __ldcg(x + r * ldx + i) : 0.f;
         s += (double)v[k] * v[k];
     }
     for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
@@ -51,16 +40,15 @@ static __global__ void __launch_bounds__(ROW) norm_short(float *y, size_t ldy, c
         const size_t i = lane + 32 * k;
         if (i >= d) continue;
         const float u = v[k] * inv * gain[i];
-        y[r * ldy + i] = z ? u * silu(z[r * d + i]) : u;
+        y[r * ldy + i] = z ? u * silu(__ldcg(z + r * d + i)) : u;
     }
 }
 static mla_status run_norm(mla_backend *be, float *y, size_t ldy, const float *x, size_t ldx, size_t rows, size_t d, const float *gain, const float *z, double eps,
                            const char *what, mla_err *err)
 {
     if (!rows || !d) return MLA_OK;
-    if (d <= SHORT) norm_short<<<grid_of(rows, ROW / 32), ROW, 0, cu_of(be)->stream>>>(y, ldy, x, ldx, rows, d, gain, z, eps);
-    else norm_kernel<<<(unsigned)rows, ROW, 0, cu_of(be)->stream>>>(y, ldy, x, ldx, d, gain, z, eps);
-    return launched(what, err);
+    if (d <= SHORT) return cu_launch(cu_of(be), what, err, norm_short, grid_of(rows, ROW / 32), ROW, y, ldy, x, ldx, rows, d, gain, z, eps);
+    return cu_launch(cu_of(be), what, err, norm_kernel, (unsigned)rows, ROW, y, ldy, x, ldx, d, gain, z, eps);
 }
 mla_status cu_rmsnorm(mla_backend *be, const mla_norm_args *a, mla_err *err)
 {
@@ -71,13 +59,16 @@ mla_status cu_gated_norm(mla_backend *be, const mla_gated_norm_args *a, mla_err 
     return run_norm(be, f32p(a->y), a->d, cf32p(a->x), a->d, a->rows, a->d, cf32p(a->gain), cf32p(a->z), a->eps, "gated norm", err);
 }
 
-static __global__ void rope_kernel(float *x, size_t ldx, size_t heads, size_t stride, size_t half, const float *cs, const float *sn, size_t n)
+/* len != NULL: cos and sin begin at token 0, the T rows below len are taken. */
+static __global__ void rope_kernel(float *x, size_t ldx, size_t heads, size_t stride, size_t half, const float *cs, const float *sn, size_t T, const int32_t *len)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    const size_t p = i % half, h = i / half % heads, t = i / half / heads;
+    grid_release();
+    grid_wait();
+    if (i >= T * heads * half) return;
+    const size_t p = i % half, h = i / half % heads, t = i / half / heads, row = len ? (size_t)*len - T + t : t;
     float *v = x + t * ldx + h * stride;
-    const float c = cs[t * half + p], s = sn[t * half + p], a = v[p], b = v[p + half];
+    const float c = cs[row * half + p], s = sn[row * half + p], a = __ldcg(v + p), b = __ldcg(v + p + half);
     v[p] = a * c - b * s;
     v[p + half] = b * c + a * s;
 }
@@ -86,8 +77,8 @@ mla_status cu_rope(mla_backend *be, const mla_rope_args *a, mla_err *err)
     if (a->rot % 2) return mla_fail(err, MLA_EINVAL, "rope: %zu rotated dims, must be even", a->rot);
     const size_t n = a->T * a->heads * (a->rot / 2);
     if (!n) return MLA_OK;
-    rope_kernel<<<grid_of(n, 256), 256, 0, cu_of(be)->stream>>>(f32p(a->x), a->ldx, a->heads, a->head_stride, a->rot / 2, cf32p(a->cos), cf32p(a->sin), n);
-    return launched("rope", err);
+    return cu_launch(cu_of(be), "rope", err, rope_kernel, grid_of(n, 256), 256, f32p(a->x), a->ldx, a->heads, a->head_stride, a->rot / 2, cf32p(a->cos), cf32p(a->sin), a->T,
+                     a->at ? (const int32_t *)a->at->len : nullptr);
 }
 
 enum Flat { ADD, ADD_ROWS, SILU_MUL, SIGMOID_MUL, COPY };
@@ -95,14 +86,16 @@ enum Flat { ADD, ADD_ROWS, SILU_MUL, SIGMOID_MUL, COPY };
 template <Flat OP> static __global__ void flat(float *y, size_t ldy, const float *a, size_t lda, const float *b, size_t d, size_t n, float s)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    grid_release();
+    grid_wait();
     if (i >= n) return;
     const size_t r = d == n ? 0 : i / d, e = i - r * d; /* one long row needs no division */
     float *o = y + r * ldy + e;
-    const float v = OP == ADD_ROWS ? a[e] : a[r * lda + e];
-    if (OP == ADD) *o += v;
-    if (OP == ADD_ROWS) *o = fmaf(s, v, *o);
-    if (OP == SILU_MUL) *o = silu(v) * b[i];
-    if (OP == SIGMOID_MUL) *o *= 1.f / (1.f + expf(-v));
+    const float v = __ldcg(OP == ADD_ROWS ? a + e : a + r * lda + e);
+    if (OP == ADD) *o = __ldcg(o) + v;
+    if (OP == ADD_ROWS) *o = fmaf(s, v, __ldcg(o));
+    if (OP == SILU_MUL) *o = silu(v) * __ldcg(b + i);
+    if (OP == SIGMOID_MUL) *o = __ldcg(o) * (1.f / (1.f + expf(-v)));
     if (OP == COPY) *o = v;
 }
 template <Flat OP>
@@ -110,8 +103,7 @@ static mla_status run_flat(mla_backend *be, mla_mem *y, size_t ldy, const mla_me
                            const char *what, mla_err *err)
 {
     if (!rows || !d) return MLA_OK;
-    flat<OP><<<grid_of(rows * d, 256), 256, 0, cu_of(be)->stream>>>(f32p(y), ldy, cf32p(a), lda, b ? cf32p(b) : NULL, d, rows * d, s);
-    return launched(what, err);
+    return cu_launch(cu_of(be), what, err, flat<OP>, grid_of(rows * d, 256), 256, f32p(y), ldy, cf32p(a), lda, b ? cf32p(b) : nullptr, d, rows * d, s);
 }
 mla_status cu_add(mla_backend *be, mla_mem *y, const mla_mem *x, size_t n, mla_err *err) { return run_flat<ADD>(be, y, n, x, n, NULL, 1, n, 1.f, "add", err); }
 mla_status cu_add_rows(mla_backend *be, mla_mem *y, size_t ldy, size_t rows, size_t d, const mla_mem *v, float s, mla_err *err)
@@ -131,26 +123,32 @@ mla_status cu_copy_rows(mla_backend *be, mla_mem *y, size_t ldy, const mla_mem *
     return run_flat<COPY>(be, y, ldy, x, ldx, NULL, rows, d, 1.f, "copy_rows", err);
 }
 
-mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, size_t tokens, char *pages, const char *what, mla_err *err)
+mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err)
 {
+    const bool paged = v->pages || at;
     if (v->dtype != MLA_F32 && v->dtype != MLA_BF16 && v->dtype != MLA_F8_E4M3)
         return mla_fail(err, MLA_EUNSUPPORTED, "%s: cache dtype %s: expected F32, BF16 or F8_E4M3", what, mla_dtype_name(v->dtype));
-    if (v->pages && (!v->page_tokens || v->page_tokens > INT32_MAX))
+    if (paged && (!v->page_tokens || v->page_tokens > INT32_MAX))
         return mla_fail(err, MLA_EINVAL, "%s: pages of %zu tokens", what, v->page_tokens);
     if (!(v->scale > 0)) return mla_fail(err, MLA_EINVAL, "%s: scale %g: expected > 0", what, (double)v->scale);
     *out = AttnView{v->data, NULL, 0, (long long)v->row_elems, (long long)v->col, (long long)v->head_stride,
-                    v->pages ? (int)v->page_tokens : 1, v->dtype, v->scale};
-    if (!v->pages) return MLA_OK;
+                    paged ? (int)v->page_tokens : 1, v->dtype, v->scale};
+    if (at) out->pages = (const int32_t *)at->pages;
+    if (at || !v->pages) return MLA_OK;
     out->pages = (const int32_t *)pages;
     return cu_put_i32(c, pages, v->pages, (tokens + v->page_tokens - 1) / v->page_tokens, what, err);
 }
 
-static __global__ void kv_write_kernel(AttnView v, const float *x, size_t ldx, size_t width, size_t pos0, size_t n)
+/* len != NULL: the T tokens below it. */
+static __global__ void kv_write_kernel(AttnView v, const float *x, size_t ldx, size_t width, size_t pos0, size_t T, const int32_t *len)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i >= n) return;
+    grid_release();
+    grid_wait();
+    if (i >= T * width) return;
+    if (len) pos0 = (size_t)*len - T;
     const size_t t = i / width, e = i % width, at = view_row(v, 0, (long long)(pos0 + t), 0) + e;
-    const float y = x[t * ldx + e] / v.scale;
+    const float y = __ldcg(x + t * ldx + e) / v.scale;
     if (v.dtype == MLA_F32) ((float *)v.data)[at] = y;
     else if (v.dtype == MLA_BF16) ((__nv_bfloat16 *)v.data)[at] = __float2bfloat16_rn(y);
     else ((uint8_t *)v.data)[at] = __nv_cvt_float_to_fp8(y, __NV_SATFINITE, __NV_E4M3);
@@ -158,13 +156,13 @@ static __global__ void kv_write_kernel(AttnView v, const float *x, size_t ldx, s
 mla_status cu_kv_write(mla_backend *be, const mla_kv_write_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
-    AttnView v;
+    AttnView v = {};
     char *s;
-    mla_status st = cu_scratch(c, a->to.pages ? (a->pos0 + a->T) * 4 : 4, "kv_write", &s, err);
-    if (!st) st = cu_view(c, &v, &a->to, a->pos0 + a->T, s, "kv_write", err);
+    mla_status st = cu_scratch(c, a->to.pages && !a->at ? (a->pos0 + a->T) * 4 : 4, "kv_write", &s, err);
+    if (!st) st = cu_view(c, &v, &a->to, a->at, a->pos0 + a->T, s, "kv_write", err);
     if (st || !a->T || !a->width) return st;
-    kv_write_kernel<<<grid_of(a->T * a->width, 256), 256, 0, c->stream>>>(v, cf32p(a->x), a->ldx, a->width, a->pos0, a->T * a->width);
-    return launched("kv_write", err);
+    return cu_launch(c, "kv_write", err, kv_write_kernel, grid_of(a->T * a->width, 256), 256, v, cf32p(a->x), a->ldx, a->width, a->pos0, a->T,
+                     a->at ? (const int32_t *)a->at->len : nullptr);
 }
 
 static __global__ void kv_read_kernel(AttnView v, float *y, size_t ldy, size_t width, size_t s0, size_t n)
@@ -175,10 +173,10 @@ static __global__ void kv_read_kernel(AttnView v, float *y, size_t ldy, size_t w
 mla_status cu_kv_read(mla_backend *be, const mla_kv_read_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
-    AttnView v;
+    AttnView v = {};
     char *s;
     mla_status st = cu_scratch(c, a->from.pages ? (a->s0 + a->n) * 4 : 4, "kv_read", &s, err);
-    if (!st) st = cu_view(c, &v, &a->from, a->s0 + a->n, s, "kv_read", err);
+    if (!st) st = cu_view(c, &v, &a->from, NULL, a->s0 + a->n, s, "kv_read", err);
     if (st || !a->n || !a->width) return st;
     kv_read_kernel<<<grid_of(a->n * a->width, 256), 256, 0, c->stream>>>(v, f32p(a->y), a->ldy, a->width, a->s0, a->n * a->width);
     return launched("kv_read", err);
@@ -200,13 +198,14 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     if (!a->dk || !a->dv || (a->q2 && !a->dk2)) return mla_fail(err, MLA_EINVAL, "attention: empty head");
     char *s;
     AttnP p = {};
+    if (a->at && (a->p2 || a->probs)) return mla_fail(err, MLA_EINVAL, "attention with a cursor: not observed");
     if (attn_decode_fits(a)) return attn_decode(c, a, err);
-    const bool fast = attn_bf16_fits(a);
+    const bool fast = !a->at && attn_bf16_fits(a);
     const size_t lse = pad256(a->T * a->H * 4);
     mla_status st = cu_scratch(c, 3 * table + lse + (fast ? attn_bf16_bytes(a) : 0), "attention", &s, err);
-    if (!st) st = cu_view(c, &p.k, &a->k, S, s, "attention k", err);
-    if (!st && a->q2) st = cu_view(c, &p.k2, &a->k2, S, s + table, "attention k2", err);
-    if (!st) st = cu_view(c, &p.v, &a->v, S, s + 2 * table, "attention v", err);
+    if (!st) st = cu_view(c, &p.k, &a->k, a->at, S, s, "attention k", err);
+    if (!st && a->q2) st = cu_view(c, &p.k2, &a->k2, a->at, S, s + table, "attention k2", err);
+    if (!st) st = cu_view(c, &p.v, &a->v, a->at, S, s + 2 * table, "attention v", err);
     if (st || !a->T) return st;
     p.B = 1, p.T = (int)a->T, p.H = (int)a->H, p.dk = (int)a->dk, p.dk2 = a->q2 ? (int)a->dk2 : 0, p.dv = (int)a->dv;
     p.kh = (int)a->kh, p.k2h = (int)k2h, p.vh = (int)a->vh;
@@ -216,6 +215,7 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     p.pos0 = (long long)a->pos0, p.scale = a->scale;
     if (fast) return attn_bf16(c, a, &p, s + 3 * table + lse, err);
     p.lse = (float *)(s + 3 * table);
+    p.len = a->at ? (const int32_t *)a->at->len : NULL;
     st = attn_plain(&p, c->stream, err);
     if (!st && a->p2) st = attn_p2(&p, f64p(a->p2), c->stream, err);
     if (!st && a->probs) st = attn_probs(&p, f32p(a->probs), c->stream, err);

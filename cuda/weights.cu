@@ -58,10 +58,12 @@ void cu_loader_free(CuLoader *l)
 mla_status cu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t bytes, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
+    mla_status st = cu_not_recording(c, "upload", err);
+    if (st) return st;
     if (bytes > CU_MAIL) return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream), "upload", err);
     const size_t k = c->mails++ % CU_MAILS;
     char *slot = c->mail + k * CU_MAIL;
-    mla_status st = cu_ok(cudaEventSynchronize(c->mailed[k]), "upload", err);
+    st = cu_ok(cudaEventSynchronize(c->mailed[k]), "upload", err);
     if (st) return st;
     memcpy(slot, src, bytes);
     st = cu_ok(cudaMemcpyAsync(dst, slot, bytes, cudaMemcpyHostToDevice, c->stream), "upload", err);

@@ -1,4 +1,4 @@
-/* Opening a device by name and the names of the instruction sets. */
+/* Opening a device by name, the names of the instruction sets, compound operations made of single ones. */
 #include "backend/backend.h"
 
 #include <string.h>
@@ -44,4 +44,20 @@ mla_status mla_backend_open(mla_backend **out, const mla_backend_opts *opts, mla
 void mla_backend_close(mla_backend *be)
 {
     if (be) be->ops->destroy(be);
+}
+
+mla_status mla_linears_singly(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err)
+{
+    mla_status st = norm ? be->ops->rmsnorm(be, norm, err) : MLA_OK;
+    for (size_t i = 0; i < n && st == MLA_OK; i++) st = be->ops->linear(be, jobs[i].w, &jobs[i].a, err);
+    return st;
+}
+
+mla_status mla_gated_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err)
+{
+    size_t out = a->out;
+    mla_linear_job jobs[2] = {{a->gate, {.y = a->g, .ldy = out, .x = a->x, .ldx = a->ldx, .T = a->T}},
+                              {a->up, {.y = a->u, .ldy = out, .x = a->x, .ldx = a->ldx, .T = a->T}}};
+    mla_status st = mla_linears_singly(be, norm, jobs, 2, err);
+    return st == MLA_OK ? be->ops->silu_mul(be, a->g, a->g, a->u, a->T * out, err) : st;
 }

@@ -68,6 +68,11 @@ typedef struct { /* y (T,out) = x (T,in) W^T [+ bias (out)]; accumulate: added t
     bool accumulate;
 } mla_linear_args;
 
+typedef struct { /* one of several independent layers */
+    const mla_weight *w;
+    mla_linear_args a;
+} mla_linear_job;
+
 typedef struct { /* y_i = x_i * (mean(x^2) + eps)^-1/2 * gain, per row of d; gain is the full factor (1 + w already) */
     mla_mem *y;
     size_t ldy;
@@ -77,10 +82,19 @@ typedef struct { /* y_i = x_i * (mean(x^2) + eps)^-1/2 * gain, per row of d; gai
     double eps;
 } mla_norm_args;
 
+/* Where a step finds what changes from one to the next: device memory, written by upload, so that the step can be recorded
+ * once and replayed. An operation that is given one ignores its pos0 and the pages of its views. */
+typedef struct {
+    mla_mem *len;            /* i32: tokens cached when the call is done; its own T are the last of them */
+    mla_mem *pages;          /* i32: block table of at least len tokens; views need page_tokens */
+    size_t pool;             /* page ids are below it */
+} mla_cursor;
+
 typedef struct { /* rotates in place the first `rot` dims of each head: pairs (i, i + rot/2), x' = x cos - y sin, ... */
     mla_mem *x;
     size_t ldx, T, heads, head_stride, rot;
-    mla_mem *cos, *sin;      /* (T, rot/2) */
+    mla_mem *cos, *sin;      /* (T, rot/2); with a cursor: rows of tokens 0.. on, of which the last T below len are taken */
+    const mla_cursor *at;    /* NULL: none */
 } mla_rope_args;
 
 /* Cached rows: row of token s is at slot page[s / page_tokens] * page_tokens + s % page_tokens, row_elems values of
@@ -98,6 +112,7 @@ typedef struct { /* stores x (T, width) / scale, rounded to dtype (e4m3 saturate
     mla_kv_view to;
     mla_mem *x;
     size_t ldx, T, width, pos0;
+    const mla_cursor *at;    /* NULL: none */
 } mla_kv_write_args;
 
 typedef struct { /* y (n, width) = stored values of tokens s0 .. s0+n-1, as f32 */
@@ -144,6 +159,7 @@ typedef struct {
     /* probs: the final probabilities themselves, f32 (H, T, pos0 + T) dense; keys after the query get 0. Meant for
      * small T: weighted moments of queries, keys and values are built from it. */
     mla_mem *probs;
+    const mla_cursor *at;    /* NULL: none; not with divisors or observation */
 } mla_attn_args;
 
 typedef struct { /* depthwise causal conv + SiLU: y[t,c] = silu(sum_j w[c,j] x[t-K+1+j, c]); state = last K-1 inputs */
@@ -175,6 +191,14 @@ typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
     double eps;
 } mla_gated_norm_args;
 
+typedef struct { /* g = silu(gate x) * (up x) */
+    const mla_weight *gate, *up; /* (out, in) both */
+    size_t out;
+    mla_mem *g, *u;          /* (T, out) dense; u is scratch */
+    mla_mem *x;
+    size_t ldx, T;
+} mla_gated_args;
+
 typedef struct { /* acc (n,n) += sum_t w_t y y^T, sum (n) += sum_t w_t y, with y = x_t - shift; all sums fp64 unless split */
     mla_mem *acc;            /* f64 (n, n), full symmetric matrix; NULL: only sum */
     mla_mem *sum;            /* f64 (n); may be NULL */
@@ -193,7 +217,9 @@ typedef struct {
     uint64_t n, nonfinite;
 } mla_range;
 
-/* The table a backend fills. Callers use the mla_be_* wrappers below. */
+typedef struct mla_tape mla_tape; /* recorded operations */
+
+/* The table a backend fills. */
 typedef struct {
     const char *name;        /* "cpu" */
     void (*destroy)(mla_backend *);
@@ -236,7 +262,23 @@ typedef struct {
      * computed; a device that fails leaves a as it was. */
     mla_status (*eigh)(mla_backend *, double *a, double *w, size_t n, mla_err *);
     bool queues; /* operations are only queued, and weight_new waits for none of them: a layer can load while others are computed */
+    /* The two below give what the single operations give, bit for bit. norm, when not NULL, is done first: it stands for
+     * the x of every layer, which must be norm's y; what that buffer holds afterwards is undefined. */
+    mla_status (*linears)(mla_backend *, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *);
+    mla_status (*gated)(mla_backend *, const mla_norm_args *norm, const mla_gated_args *, mla_err *);
+    /* Recording, NULL where the device has none. Between record and record_end operations are noted, not run, and replay
+     * queues them all at once. What they name must outlive the tape; what changes comes through a cursor. Operations that
+     * need the host (memory, upload, download, embed, range, eigh, sync, pages in host memory) are refused meanwhile.
+     * After a refusal record_end gives the error again; out NULL: what was recorded is dropped. */
+    mla_status (*record)(mla_backend *, mla_err *);
+    mla_status (*record_end)(mla_backend *, mla_tape **out, mla_err *);
+    mla_status (*replay)(mla_backend *, const mla_tape *, mla_err *);
+    void (*tape_free)(mla_backend *, mla_tape *); /* NULL is fine */
 } mla_backend_ops;
+
+/* linears and gated by the table's own single operations, for backends that have no better way. */
+MLA_CHECKED mla_status mla_linears_singly(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err);
+MLA_CHECKED mla_status mla_gated_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err);
 
 struct mla_backend {
     const mla_backend_ops *ops; /* first member of every backend's own struct */

@@ -54,4 +54,5 @@ Suite *suite_moments(void);
 Suite *suite_edges(void);
 Suite *suite_divisor(void);
 Suite *suite_coded(void);
+Suite *suite_step(void);
 #endif

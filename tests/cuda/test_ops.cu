@@ -3,47 +3,13 @@
 #include <functional>
 #include <string>
 
-#include "backend/backend.h"
-#include "cut.h"
+#include "be.h"
 
-typedef std::vector<float> Vec;
 static mla_backend *cpu, *gpu;
-static mla_err err;
 
-#define OK(x)                                                                    \
-    do {                                                                         \
-        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);    \
-    } while (0)
-
-static Vec normals(size_t n, uint64_t seed, float scale = 1.f)
-{
-    Vec v(n);
-    for (size_t i = 0; i < n; i++) v[i] = cut_normal(seed, i) * scale;
-    return v;
-}
-
-/* Device memory of one closure run. */
-struct Mem {
-    mla_backend *be;
-    mla_mem *p = NULL;
-    size_t bytes;
-    Mem(mla_backend *b, const void *src, size_t n) : be(b), bytes(n)
-    {
-        OK(be->ops->alloc(be, &p, n, &err));
-        OK(be->ops->upload(be, p, src, n, &err));
-    }
-    Mem(mla_backend *b, const Vec &v) : Mem(b, v.data(), v.size() * 4) {}
-    Mem(const Mem &) = delete;
-    ~Mem() { be->ops->free(be, p); }
-    operator mla_mem *() const { return p; }
-    Vec get() const
-    {
-        Vec v(bytes / 4);
-        OK(be->ops->download(be, v.data(), p, bytes, &err));
-        return v;
-    }
-};
 static void append(Vec &a, const Vec &b) { a.insert(a.end(), b.begin(), b.end()); }
+
+static const float POISON = NAN;
 
 /* tol 0: the same bits (poison included); otherwise relative error, non-finite only where both are (poison). */
 static void both(const std::string &what, double tol, const std::function<Vec(mla_backend *)> &f)
@@ -62,21 +28,33 @@ static void both(const std::string &what, double tol, const std::function<Vec(ml
         fprintf(stderr, "  %-60s %zu values, %zu finite on one side only, relative error %.2e of %.0e\n", what.c_str(), want.size(), odd, rel, tol);
     cut_check(ok, what.c_str());
 }
-static const float POISON = NAN;
-
-static mla_status dense_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
+/* linears and gated: what the single operations give, bit for bit, and what the reference gives. */
+static void compound(mla_precision p, size_t T, size_t in, bool normed)
 {
-    const std::pair<const Vec *, size_t> *d = (const std::pair<const Vec *, size_t> *)ctx;
-    memcpy(dst, d->first->data() + row0 * d->second, n * d->second * 4);
-    return MLA_OK;
-}
-static mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, mla_precision p)
-{
-    std::pair<const Vec *, size_t> ctx(&w, in);
-    mla_weight_desc d = {out, in, p, dense_rows, &ctx, NULL, false};
-    mla_weight *r = NULL;
-    OK(be->ops->weight_new(be, &r, &d, &err));
-    return r;
+    const size_t outs[3] = {130, 1, 48}, ld = in + 4;
+    const Vec x = normals(T * ld, 31), gain = normals(in, 32), bias = normals(130, 33);
+    auto run = [&](mla_backend *be, bool singly) {
+        Mem X(be, x), N(be, Vec(T * ld, POISON)), G(be, gain), B(be, bias), Y0(be, normals(T * 133, 34)), Y1(be, Vec(T, POISON)), Y2(be, Vec(T * 48, POISON)),
+            Z(be, Vec(T * 48, POISON)), U(be, Vec(T * 48, POISON));
+        mla_weight *w[3];
+        for (size_t i = 0; i < 3; i++) w[i] = weight(be, normals(outs[i] * in, 35 + i), outs[i], in, p);
+        mla_mem *from = normed ? (mla_mem *)N : (mla_mem *)X;
+        const mla_norm_args norm = {N, ld, X, ld, T, in, G, 1e-6};
+        const mla_linear_job jobs[3] = {{w[0], {Y0, 133, from, ld, T, B, true}}, {w[1], {Y1, 1, from, ld, T, NULL, false}}, {w[2], {Y2, 48, from, ld, T, NULL, false}}};
+        const mla_gated_args g = {w[2], w[2], 48, Z, U, from, ld, T};
+        OK((singly ? mla_linears_singly : be->ops->linears)(be, normed ? &norm : NULL, jobs, 3, &err));
+        OK((singly ? mla_gated_singly : be->ops->gated)(be, normed ? &norm : NULL, &g, &err));
+        Vec r = Y0.get();
+        append(r, Y1.get()), append(r, Y2.get()), append(r, Z.get());
+        for (mla_weight *i : w) be->ops->weight_free(be, i);
+        return r;
+    };
+    char what[100];
+    snprintf(what, sizeof what, "%s layers at once, %zu x %zu%s", p == MLA_PREC_F32 ? "f32" : "bf16", T, in, normed ? ", normed" : "");
+    /* bf16: a norm that differs in its last bit moves an input by 2^-9 of itself now and then */
+    both(what, p == MLA_PREC_F32 ? 2e-6 : normed ? 1e-4 : 4e-6, [&](mla_backend *be) { return run(be, false); });
+    const Vec a = run(gpu, false), b = run(gpu, true);
+    cut_check(!memcmp(a.data(), b.data(), a.size() * 4), what);
 }
 
 static void linear(void)
@@ -102,6 +80,10 @@ static void linear(void)
                     return r;
                 });
             }
+    for (mla_precision p : {MLA_PREC_F32, MLA_PREC_BF16})
+        for (size_t T : {1, 3, 8, 9})
+            for (size_t in : {96, 100, 5120})
+                for (bool normed : {false, true}) compound(p, T, in, normed);
     for (mla_precision p : {MLA_PREC_F32, MLA_PREC_BF16})
         both("embed", 0, [&](mla_backend *be) {
             const int32_t ids[5] = {3, 0, 10, 10, 7};
@@ -191,7 +173,7 @@ static void rows(void)
             Vec c(T * rot / 2), s(T * rot / 2);
             for (size_t i = 0; i < c.size(); i++) c[i] = cosf((float)i), s[i] = sinf((float)i);
             Mem X(be, normals(T * ld, 9)), C(be, c), S(be, s);
-            mla_rope_args a = {X, ld, T, heads, stride, rot, C, S};
+            mla_rope_args a = {X, ld, T, heads, stride, rot, C, S, NULL};
             OK(be->ops->rope(be, &a, &err));
             return X.get();
         });
@@ -221,7 +203,7 @@ static void cache(void)
                 std::vector<uint8_t> pool(slots * row * elem(t), 0x11);
                 Mem X(be, x), KV(be, pool.data(), pool.size()), Y(be, Vec(T * (width + 2), POISON));
                 mla_kv_view v = {KV, paged ? PAGES.data() : NULL, P, row, 9, 0, t, t == MLA_F8_E4M3 ? 1.7f : 1.f};
-                mla_kv_write_args w = {v, X, width + 1, T, width, 5};
+                mla_kv_write_args w = {v, X, width + 1, T, width, 5, NULL};
                 OK(be->ops->kv_write(be, &w, &err));
                 mla_kv_read_args r = {v, Y, width + 2, 5, T, width};
                 OK(be->ops->kv_read(be, &r, &err));
@@ -247,7 +229,7 @@ static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
     Mem KV(be, none.data(), none.size()), X(be, normals(S * row, 12)), Q(be, normals(s.T * s.H * (s.dk + 1), 13)),
         Q2(be, normals(s.T * s.H * (s.dk2 + 1), 14)), O(be, Vec(s.T * s.H * s.dv, POISON)), P2(be, Vec(2 * S, 0.f)), PR(be, Vec(s.H * n * (s.pos0 + t0 + n), POISON));
     mla_kv_view v = {KV, PAGES.data(), P, row, 0, 0, s.t, s.t == MLA_F8_E4M3 ? 0.02f : 1.f};
-    mla_kv_write_args w = {v, X, row, S, row, 0};
+    mla_kv_write_args w = {v, X, row, S, row, 0, NULL};
     OK(be->ops->kv_write(be, &w, &err));
     mla_attn_args a = {};
     a.o = mla_at(O, t0 * s.H * s.dv), a.ldo = s.H * s.dv;
@@ -414,7 +396,7 @@ static void refusals(void)
     const Vec x = normals(8, 28);
     Mem X(gpu, x);
     cut_check(X.get() == x, "works after a failed allocation");
-    mla_rope_args r = {X, 8, 1, 1, 8, 3, X, X};
+    mla_rope_args r = {X, 8, 1, 1, 8, 3, X, X, NULL};
     cut_check(gpu->ops->rope(gpu, &r, &err) == MLA_EINVAL, "odd rotary width");
     mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0, false};
     cut_check(gpu->ops->gdn(gpu, &g, &err) == MLA_EINVAL, "heads that do not divide");

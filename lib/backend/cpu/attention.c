@@ -129,11 +129,14 @@ static void run_pass(mla_attn_job *j, mla_pool *pool, bool observe)
     if (!observe) mla_par_for(pool, j->ntiles, 1, mla_attn_finish, j);
 }
 
-mla_status mla_cpu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
+mla_status mla_cpu_attention(mla_backend *be, const mla_attn_args *args, mla_err *err)
 {
     mla_cpu *c = mla_cpu_of(be);
     mla_attn_job j;
-    mla_status st = check(a, err);
+    mla_attn_args found = *args, *a = &found;
+    mla_status st = mla_cursor_get(args->at, args->T, &found.pos0, &found.k.pages, "attention", err);
+    if (args->at) found.k2.pages = found.v.pages = found.k.pages;
+    if (st == MLA_OK) st = check(a, err);
     if (st != MLA_OK) return st;
     shape(&j, c, a);
     size_t round = ROUND_ROWS / a->H ? ROUND_ROWS / a->H : 1;

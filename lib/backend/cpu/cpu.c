@@ -186,6 +186,8 @@ static const mla_backend_ops CPU_OPS = {
     .gram = mla_cpu_gram,
     .range = mla_cpu_range,
     .eigh = mla_cpu_eigh,
+    .linears = mla_linears_singly,
+    .gated = mla_gated_singly,
 };
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)

@@ -117,6 +117,8 @@ mla_status mla_cpu_eigh(mla_backend *, double *a, double *w, size_t n, mla_err *
 /* Bytes of one element of a cache dtype; 0 when a cache cannot hold it. */
 size_t mla_kv_elem_bytes(mla_dtype t);
 mla_status mla_kv_check(const mla_kv_view *v, const char *what, mla_err *err);
+/* What a cursor says of a call of T tokens; at NULL: nothing changes. */
+mla_status mla_cursor_get(const mla_cursor *at, size_t T, size_t *pos0, const int32_t **pages, const char *what, mla_err *err);
 /* Divisors (divisor.c): their view, and 1 / d of n tokens from s0 on for one head. */
 mla_status mla_divisor_check(const mla_kv_view *v, const char *what, mla_err *err);
 void mla_divisor_inverse(float *m, const mla_kv_view *v, size_t head, size_t s0, size_t n);

@@ -19,6 +19,16 @@ mla_status mla_kv_check(const mla_kv_view *v, const char *what, mla_err *err)
     return MLA_OK;
 }
 
+mla_status mla_cursor_get(const mla_cursor *at, size_t T, size_t *pos0, const int32_t **pages, const char *what, mla_err *err)
+{
+    if (!at) return MLA_OK;
+    int32_t len = *(const int32_t *)(const void *)at->len;
+    if (len < 0 || (size_t)len < T) return mla_fail(err, MLA_EINVAL, "%s: the cursor says %d tokens, %zu of them new", what, (int)len, T);
+    *pos0 = (size_t)len - T;
+    if (pages) *pages = (const int32_t *)(const void *)at->pages;
+    return MLA_OK;
+}
+
 char *mla_kv_at(const mla_kv_view *v, size_t elem_bytes, size_t s, size_t col)
 {
     size_t slot = v->pages ? (size_t)v->pages[s / v->page_tokens] * v->page_tokens + s % v->page_tokens : s;
@@ -50,9 +60,11 @@ static void write_rows(void *ctx, size_t begin, size_t end, size_t worker)
 
 mla_status mla_cpu_kv_write(mla_backend *be, const mla_kv_write_args *a, mla_err *err)
 {
-    mla_status st = mla_kv_check(&a->to, "kv_write", err);
+    mla_kv_write_args at = *a;
+    mla_status st = mla_cursor_get(a->at, a->T, &at.pos0, &at.to.pages, "kv_write", err);
+    if (st == MLA_OK) st = mla_kv_check(&at.to, "kv_write", err);
     if (st != MLA_OK) return st;
-    kv_job j = {mla_cpu_of(be)->k, a};
+    kv_job j = {mla_cpu_of(be)->k, &at};
     mla_par_for(mla_cpu_of(be)->pool, a->T, 16, write_rows, &j);
     return MLA_OK;
 }

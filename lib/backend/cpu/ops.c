@@ -71,7 +71,13 @@ static void rope_rows(void *ctx, size_t begin, size_t end, size_t worker)
 mla_status mla_cpu_rope(mla_backend *be, const mla_rope_args *a, mla_err *err)
 {
     if (a->rot % 2) return mla_fail(err, MLA_EINVAL, "rope: %zu rotated dims, must be even", a->rot);
-    row_job j = {mla_cpu_of(be)->k, a};
+    mla_rope_args at = *a;
+    size_t pos0 = 0;
+    mla_status st = mla_cursor_get(a->at, a->T, &pos0, NULL, "rope", err);
+    if (st != MLA_OK) return st;
+    at.cos = mla_at(a->cos, pos0 * (a->rot / 2));
+    at.sin = mla_at(a->sin, pos0 * (a->rot / 2));
+    row_job j = {mla_cpu_of(be)->k, &at};
     mla_par_for(mla_cpu_of(be)->pool, a->T, rows_grain(a->heads * a->rot), rope_rows, &j);
     return MLA_OK;
 }

@@ -1,0 +1,51 @@
+/* Device functions that the row operations and the kernels which take them in share, so that both give the same bits. */
+#ifndef MLA_CUDA_ROWS_CUH
+#define MLA_CUDA_ROWS_CUH
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/ptx.cuh"
+
+enum { ROW = 256, SHORT = 256 }; /* threads of a block that takes a row; values of a row that one warp takes */
+
+/* Of the block's first ROW threads. */
+static __device__ __forceinline__ double block_sum(double x)
+{
+    __shared__ double part[ROW / 32];
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    bar_sync(15, ROW);
+    x = 0.0;
+    for (int i = 0; i < ROW / 32; i++) x += part[i];
+    bar_sync(15, ROW);
+    return x;
+}
+static __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+
+/* Eight neighbouring values from L2 (what an earlier kernel wrote while this one was being launched is not in L1). */
+static __device__ __forceinline__ void load8(float (&v)[8], const float *x, bool vec)
+{
+    if (vec) {
+        const float4 a = __ldcg((const float4 *)x), b = __ldcg((const float4 *)x + 1);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else
+        for (int j = 0; j < 8; j++) v[j] = __ldcg(x + j);
+}
+
+/* 1 / rms of a row by ROW threads: thread i sums groups i, i + ROW, ... of eight values, in fp64. */
+static __device__ __forceinline__ float row_scale(const float *x, size_t d, double eps)
+{
+    const bool vec = (uintptr_t)x % 16 == 0;
+    double s = 0.0;
+#pragma unroll 4
+    for (size_t i = threadIdx.x * (size_t)8; i + 8 <= d; i += ROW * 8) {
+        float v[8];
+        load8(v, x + i, vec);
+#pragma unroll
+        for (int j = 0; j < 8; j++) s = fma((double)v[j], (double)v[j], s);
+    }
+    if (threadIdx.x == 0)
+        for (size_t i = d / 8 * 8; i < d; i++) s = fma((double)__ldcg(x + i), (double)__ldcg(x + i), s);
+    return (float)(1.0 / sqrt(block_sum(s) / (double)d + eps));
+}
+#endif
