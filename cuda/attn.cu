@@ -149,7 +149,7 @@ extern "C" mla_status mla_decode_reference(const mla_decode *d, float *o, double
     a.B = (int)d->B, a.T = (int)d->s_q, a.H = (int)d->H, a.dk = a.dv = (int)d->lat, a.dk2 = (int)d->rope;
     a.kh = a.vh = (int)d->groups, a.k2h = d->rope ? (int)d->rope_heads : 1;
     a.q = rows(&d->q), a.q2 = rows(&d->q2);
-    a.k = a.v = view(&d->c, d->lat), a.k2 = view(&d->r, d->rope);
+    a.k = view(&d->c, d->lat), a.v = d->v.base ? view(&d->v, d->lat) : a.k, a.k2 = view(&d->r, d->rope);
     a.len = d->len, a.scale = d->scale;
     const unsigned n = (unsigned)(d->B * d->s_q * d->H);
     ref_logits<<<dim3((unsigned)((maxlen + 127) / 128), n), 128, 0, (cudaStream_t)stream>>>(a, scratch, (long long)maxlen);

@@ -10,7 +10,7 @@
 #include "cuda/attn.cuh"
 #include "cuda/check.cuh"
 #include "cuda/decode_dev.cuh"
-#include "cuda/decode_sm90.cuh"
+#include "cuda/decode_gqa.cuh"
 #include "cuda/tmap.cuh"
 
 enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256 };
@@ -152,10 +152,10 @@ static Choice choose(const mla_decode *d)
     best.tiles = best.parts = 1;
     const size_t rows = d->s_q * (d->H / d->groups), rb = d->rope * d->rope_heads / 64;
     if (d->rope % 8 || d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
-    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792};
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_gqa};
     for (const DecodeKernel *list : lists)
         for (const DecodeKernel *k = list; k->lat; k++) {
-            if ((size_t)k->lat != d->lat || (size_t)k->rb != rb || k->fp8 != (d->cache == MLA_F8_E4M3)) continue;
+            if ((size_t)k->lat != d->lat || (size_t)k->rb != rb || k->fp8 != (d->cache == MLA_F8_E4M3) || (k->wgs == 0) != (d->v.base != NULL)) continue;
             const int tiles = (int)((rows + (size_t)k->n - 1) / (size_t)k->n);
             if (best.k && (tiles > best.tiles || (tiles == best.tiles && k->n > best.k->n))) continue;
             best.k = k;
@@ -163,6 +163,14 @@ static Choice choose(const mla_decode *d)
         }
     if (!best.k) return best;
     const DecodeKernel *k = best.k;
+    const int sms = device_attr(cudaDevAttrMultiProcessorCount), blocks = best.tiles * (int)d->groups * k->cl;
+    best.parts = sms / blocks > 0 ? sms / blocks : 1;
+    if (d->max_parts && (size_t)best.parts > d->max_parts) best.parts = (int)d->max_parts;
+    if (!k->wgs) {
+        best.slots = (SMEM_MAX - 1024 - (int)GqaSmem(k->lat, 0).bytes) / (int)(GqaSmem(k->lat, 1).bytes - GqaSmem(k->lat, 0).bytes);
+        best.smem = GqaSmem(k->lat, best.slots).bytes + 1024;
+        return best;
+    }
     const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
     best.rows8 = k->solo && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
     const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + k->rb;
@@ -170,10 +178,7 @@ static Choice choose(const mla_decode *d)
     best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16));
     if (k->solo && k->fp8) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
-    const int sms = device_attr(cudaDevAttrMultiProcessorCount), blocks = best.tiles * (int)d->groups * k->cl;
-    best.parts = sms / blocks > 0 ? sms / blocks : 1;
     if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
-    if (d->max_parts && (size_t)best.parts > d->max_parts) best.parts = (int)d->max_parts;
     return best;
 }
 
@@ -187,6 +192,8 @@ static mla_status valid(const mla_decode *d, mla_err *err)
                         d->s_q, d->H, d->groups, d->lat);
     if (d->rope && (!d->rope_heads || d->H % d->rope_heads))
         return mla_fail(err, MLA_EINVAL, "decode: %zu rotary heads do not divide %zu heads", d->rope_heads, d->H);
+    if (d->v.base && (d->rope || d->v.stride % (int64_t)per16))
+        return mla_fail(err, MLA_EINVAL, "decode: values apart from keys, row stride %lld: a multiple of 16 bytes, and no rotary part", (long long)d->v.stride);
     if (d->c.stride % (int64_t)per16 || (d->rope && d->r.stride % (int64_t)per16))
         return mla_fail(err, MLA_EINVAL, "decode: cache row strides %lld, %lld are not multiples of 16 bytes",
                         (long long)d->c.stride, (long long)d->r.stride);
@@ -254,6 +261,7 @@ static mla_status run_plain(const mla_decode *d, cudaStream_t stream, mla_err *e
     AttnView r = {d->r.base, d->table, d->table_stride, d->r.stride, d->r.col, (long long)d->rope, MLA_DECODE_PAGE, d->cache,
                   d->r.scale};
     a.k = a.v = c;
+    if (d->v.base) a.v = AttnView{d->v.base, d->table, d->table_stride, d->v.stride, d->v.col, (long long)d->lat, MLA_DECODE_PAGE, d->cache, d->v.scale};
     a.k2 = r;
     a.len = d->len;
     a.scale = d->scale;
@@ -273,18 +281,19 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     DecodeP p = {};
     p.B = (int)d->B, p.s_q = (int)d->s_q, p.H = (int)d->H, p.Hg = (int)(d->H / d->groups), p.rows = p.s_q * p.Hg;
     p.rope = (int)d->rope, p.rope_heads = d->rope ? (int)d->rope_heads : 1;
-    p.lat_col = (int)d->c.col, p.rope_col = (int)d->r.col, p.slots = c.slots;
+    p.lat_col = (int)d->c.col, p.rope_col = (int)d->r.col, p.v_col = (int)d->v.col, p.slots = c.slots;
     p.parts = c.parts;
     if (d->B > 1) p.begin = (const int2 *)(ws + w.begin), p.split = (const int2 *)(ws + w.split);
     p.table = d->table, p.table_stride = d->table_stride, p.len = d->len;
     p.q = rows_of(&d->q), p.q2 = rows_of(&d->q2), p.o = rows_of(&d->o);
     p.lse = d->lse;
     p.scale = d->scale * d->c.scale * 1.44269504088896f;
-    p.rope_ratio = d->rope ? d->r.scale / d->c.scale : 1.f, p.out_scale = d->c.scale;
+    p.rope_ratio = d->rope ? d->r.scale / d->c.scale : 1.f, p.out_scale = d->v.base ? d->v.scale : d->c.scale;
     p.po = (float *)(ws + w.po), p.plse = (float *)(ws + w.plse);
     CUtensorMap mc = {}, mr = {};
     const bool fp8 = d->cache == MLA_F8_E4M3;
     st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 / (size_t)c.k->cl : 0, err);
+    if (!st && !c.k->wgs) st = tensor_map(&mr, d, &d->v, 64, true, 0, err);
     if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, c.rows8 ? (size_t)c.k->rb : 0, err);
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
@@ -297,7 +306,7 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     attrs[1].id = cudaLaunchAttributeClusterDimension;
     attrs[1].val.clusterDim.x = (unsigned)c.k->cl, attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t cfg = {};
-    cfg.gridDim = grid, cfg.blockDim = dim3((unsigned)c.k->wgs * 128 + 128), cfg.dynamicSmemBytes = c.smem;
+    cfg.gridDim = grid, cfg.blockDim = dim3(c.k->wgs ? (unsigned)c.k->wgs * 128 + 128 : GQA_WARPS * 32 + 32), cfg.dynamicSmemBytes = c.smem;
     cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;

@@ -1,7 +1,7 @@
 /* Paged MLA/GLA decode: s_q new tokens of each sequence attend over its cached rows.
  *
  * logit(b,t,h,s) = scale * ( k_scale q[b,t,h] . c[s, group(h)] + kr_scale q2[b,t,h] . r[s, h k2h/H] ),  s <= len_b - s_q + t
- * o[b,t,h] = k_scale * sum_s softmax(logit)_s c[s, group(h)]
+ * o[b,t,h] = k_scale * sum_s softmax(logit)_s c[s, group(h)], or of values of their own (GQA; bf16, no rotary part apart)
  * c = latent (groups x lat), r = rotary keys (rope_heads x rope) of the cached row; pages of 64 tokens, row of token s
  * in slot table[b][s / 64] * 64 + s % 64. Rows are bf16 or e4m3. All strides are 64-bit and in elements.
  * Sums in fp32; products in bf16 (bf16 cache) or f16 (e4m3 cache: e4m3 -> f16 is exact, queries are rounded to f16 after
@@ -37,6 +37,7 @@ typedef struct {
     size_t rope, rope_heads;        /* rope * rope_heads a multiple of 64; rope == 0: no rotary part */
     mla_dtype cache;                /* MLA_BF16 or MLA_F8_E4M3 */
     mla_decode_part c, r;
+    mla_decode_part v;              /* base NULL: c serves as keys and values; otherwise values apart (GQA), lat wide, too */
     size_t pages;                   /* pages in the pool: table entries are below it */
     const int32_t *table;           /* device (B, table_stride) */
     int64_t table_stride;

@@ -17,7 +17,7 @@ struct DecodeRows {
 struct DecodeP {
     int B, s_q, H, Hg, rows;        /* rows = s_q * Hg query rows per group: row = t * Hg + head in group */
     int rope, rope_heads;
-    int lat_col, rope_col, slots, parts;
+    int lat_col, rope_col, v_col, slots, parts;
     const int2 *begin;              /* (parts + 1): first (sequence, page) of each part; NULL: one sequence */
     const int2 *split;              /* (B): first and last part of each sequence; (1, 0): none */
     const int32_t *table;
@@ -57,12 +57,12 @@ static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, fl
 /* One built kernel of the Hopper family. */
 struct DecodeKernel {
     int lat, n, rb, fp8;
-    int wgs;  /* consumer warpgroups */
+    int wgs;  /* consumer warpgroups; 0: keys and values of their own (decode_gqa.cuh) */
     int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair */
     int drop;
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */
-extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[];
+extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_gqa[];
 #endif

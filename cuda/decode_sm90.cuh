@@ -344,10 +344,8 @@ static __device__ __forceinline__ void qk_fp8_row(float (&s)[N / 2], uint32_t (&
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint32_t u = x[2 * b + i], v = y[2 * b + i];
-            a[b][i][0] = e4m3x2_f16x2((uint16_t)u);
-            a[b][i][1] = e4m3x2_f16x2((uint16_t)v);
-            a[b][i][2] = e4m3x2_f16x2((uint16_t)(u >> 16));
-            a[b][i][3] = e4m3x2_f16x2((uint16_t)(v >> 16));
+            e4m3x4_f16(a[b][i][0], a[b][i][2], u);
+            e4m3x4_f16(a[b][i][1], a[b][i][3], v);
         }
         if (first && b == 0) wgmma_pin(s);
         wgmma_fence();
@@ -363,10 +361,8 @@ static __device__ __forceinline__ void pv_frags(uint32_t (&a)[2][4], const uint3
 #pragma unroll
     for (int u = 0; u < 2; u++) {
         const uint32_t x = __byte_perm(v[0], v[1], u ? 0x7362 : 0x5140), y = __byte_perm(v[2], v[3], u ? 0x7362 : 0x5140);
-        a[u][0] = e4m3x2_f16x2((uint16_t)x);
-        a[u][1] = e4m3x2_f16x2((uint16_t)(x >> 16));
-        a[u][2] = e4m3x2_f16x2((uint16_t)y);
-        a[u][3] = e4m3x2_f16x2((uint16_t)(y >> 16));
+        e4m3x4_f16(a[u][0], a[u][1], x);
+        e4m3x4_f16(a[u][2], a[u][3], y);
     }
 }
 

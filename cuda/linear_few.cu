@@ -6,8 +6,6 @@
  * and copies do not stop between kernels. Columns are permuted within 32, in weights and tokens alike, so that a thread
  * reads 16 bytes at a time: its words 0, 1 belong to the first step of 16 columns, 2, 3 to the second.
  * A token's result does not depend on how many tokens there are. The warps' sums of a tile are added in warp order. */
-#include <stdlib.h>
-
 #include "cuda/check.cuh"
 #include "cuda/linear_few.cuh"
 #include "cuda/ptx.cuh"
@@ -44,90 +42,99 @@ static __device__ __forceinline__ void mma_half(float (&d)[4], uint32_t a0, uint
                  : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
 }
 
-/* The block's tiles and their stages, one after the other. */
-struct Walk {
-    int j, lo, hi, tile, k0; /* job, its rows within the block's, tile of 8 of them, first column of the stage */
-    __device__ __forceinline__ bool enter(const FewP &p, int r0, int r1)
-    {
-        for (tile = k0 = 0; j < p.n; j++) {
-            lo = max(r0, p.job[j].row0), hi = min(r1, p.job[j].row1);
-            if (lo < hi) return true;
-        }
-        return false;
-    }
-    __device__ __forceinline__ bool next(const FewP &p, int r0, int r1)
-    {
-        if ((k0 += KC) < p.job[j].in) return true;
-        k0 = 0;
-        if (lo + 8 * ++tile < hi) return true;
-        j++;
-        return enter(p, r0, r1);
-    }
-};
-
-/* The copying warp: every stage as its slot comes free. */
+/* The copying warp: every stage as its slot comes free; lane i has row i of a tile. Little is left in the inner loop: what it
+ * costs is what limits the copies. */
 static __device__ __forceinline__ void copy_stages(const FewP &p, int r0, int r1, uint32_t ring, uint32_t bars)
 {
     const int lane = threadIdx.x & 31;
     const uint64_t policy = evict_first_policy();
-    Walk at;
-    at.j = 0;
     int slot = 0;
     uint32_t phase = 1;
-    for (bool more = at.enter(p, r0, r1); more; more = at.next(p, r0, r1)) {
-        const FewJob &job = p.job[at.j];
-        const int rows = min(8, at.hi - at.lo - 8 * at.tile), v = at.lo + 8 * at.tile + lane - job.row0;
-        const uint32_t bytes = (uint32_t)min((int)KC, job.in - at.k0) * 2;
-        mbar_wait(bars + slot * 16 + 8, phase);
-        if (lane == 0) mbar_expect(bars + slot * 16, bytes * rows);
-        __syncwarp();
-        if (lane < rows) {
-            const __nv_bfloat16 *w = p.pairs ? (v & 1 ? job.w2 : job.w) + (size_t)(v >> 1) * job.in : job.w + (size_t)v * job.in;
-            bulk_copy(ring + slot * STAGE + lane * PITCH, w + at.k0, bytes, bars + slot * 16, policy);
+    for (int j = 0; j < p.n; j++) {
+        const FewJob &job = p.job[j];
+        const int lo = max(r0, job.row0), hi = min(r1, job.row1), in = job.in;
+        for (int row = lo; row < hi; row += 8) {
+            const int rows = min(8, hi - row), v = row + lane - job.row0;
+            const char *w = (const char *)(p.pairs ? (v & 1 ? job.w2 : job.w) + (size_t)(v >> 1) * in : job.w + (size_t)v * in);
+            for (int k0 = 0; k0 < in; k0 += KC, w += KC * 2) {
+                const uint32_t bytes = (uint32_t)min((int)KC, in - k0) * 2, bar = bars + slot * 16;
+                mbar_wait(bar + 8, phase);
+                if (lane == 0) mbar_expect(bar, bytes * rows);
+                __syncwarp();
+                if (lane < rows) bulk_copy(ring + slot * STAGE + lane * PITCH, w, bytes, bar, policy);
+                if (++slot == p.stages) slot = 0, phase ^= 1;
+            }
         }
-        if (++slot == p.stages) slot = 0, phase ^= 1;
     }
 }
 
+static __device__ __forceinline__ void put_x(char *to, const float (&v)[8])
+{
+    uint32_t u[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+        u[j] = *(const uint32_t *)&h;
+    }
+    *(uint4 *)to = make_uint4(u[0], u[1], u[2], u[3]);
+}
+static __device__ __forceinline__ void norm8(float (&v)[8], float inv, const float (&gain)[8])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = v[j] * inv * gain[j];
+}
 /* Tokens of one job, normed and rounded, to shared memory. */
 static __device__ __forceinline__ void load_x(const FewP &p, const FewJob &job, char *to)
 {
-    for (int t = 0; t < p.T; t++) {
+    constexpr int KEEP = 3; /* groups of eight that a thread keeps between the norm's two passes */
+    for (int t = 0; t < p.T; t++, to += x_pitch(job.in)) {
         const float *x = job.x + t * job.ldx;
+        if (p.gain && job.in <= KEEP * ROW * 8) {
+            float v[KEEP][8], f[KEEP][8];
+#pragma unroll
+            for (int n = 0; n < KEEP; n++)
+                if (threadIdx.x * 8 + n * ROW * 8 < job.in) load8(v[n], x + threadIdx.x * 8 + n * ROW * 8, true), load8(f[n], p.gain + threadIdx.x * 8 + n * ROW * 8, true);
+            double s = 0.0; /* in row_scale's order */
+#pragma unroll
+            for (int n = 0; n < KEEP; n++)
+                if (threadIdx.x * 8 + n * ROW * 8 < job.in) s += square8(v[n]);
+            const float inv = inv_rms(s, (size_t)job.in, p.eps);
+#pragma unroll
+            for (int n = 0; n < KEEP; n++) {
+                const int i = threadIdx.x * 8 + n * ROW * 8;
+                if (i >= job.in) break;
+                norm8(v[n], inv, f[n]);
+                put_x(to + i * 2, v[n]);
+            }
+            continue;
+        }
         const float inv = p.gain ? row_scale(x, (size_t)job.in, p.eps) : 1.f;
-#pragma unroll 4
+#pragma unroll 5
         for (int i = threadIdx.x * 8; i < job.in; i += ROW * 8) {
             float v[8];
             load8(v, x + i, true);
             if (p.gain) {
-                const float4 a = *(const float4 *)(p.gain + i), b = *(const float4 *)(p.gain + i + 4);
-                const float gain[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = v[j] * inv * gain[j];
+                float f[8];
+                load8(f, p.gain + i, true);
+                norm8(v, inv, f);
             }
-            uint32_t u[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
-                u[j] = *(const uint32_t *)&h;
-            }
-            *(uint4 *)(to + t * x_pitch(job.in) + i * 2) = make_uint4(u[0], u[1], u[2], u[3]);
+            put_x(to + i * 2, v);
         }
     }
 }
 
-static __device__ __forceinline__ void put_tile(const FewP &p, const Walk &at, float s0, float s1)
+/* Sums s0, s1 of this lane's token and two rows of the tile that begins at `row`. */
+static __device__ __forceinline__ void put_tile(const FewP &p, const FewJob &job, int row, int hi, float s0, float s1)
 {
-    const FewJob &job = p.job[at.j];
-    const int lane = threadIdx.x & 31, t = lane >> 2, first = at.lo + 8 * at.tile + 2 * (lane & 3);
+    const int lane = threadIdx.x & 31, t = lane >> 2, first = row + 2 * (lane & 3);
     if (t >= p.T) return;
     if (p.pairs) {
-        if (first < at.hi) job.y[t * job.ldy + ((first - job.row0) >> 1)] = silu(s0) * s1;
+        if (first < hi) job.y[t * job.ldy + ((first - job.row0) >> 1)] = silu(s0) * s1;
         return;
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        if (first + e >= at.hi) break;
+        if (first + e >= hi) break;
         const int o = first + e - job.row0;
         float *y = job.y + t * job.ldy + o;
         const float s = e ? s1 : s0, v = job.bias ? s + job.bias[o] : s;
@@ -158,6 +165,8 @@ static __global__ void __launch_bounds__(THREADS, 1) linear_few(const __grid_con
         grid_wait(); /* nothing of this kernel ends before the one before it */
         return;
     }
+    if (p.gain) /* not read before the wait, but near by then */
+        for (int i = threadIdx.x * 32; i < p.job[0].in; i += ROW * 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.gain + i));
     grid_wait();
     for (int j = 0, seen = -1; j < p.n; j++) {
         if (max(r0, p.job[j].row0) >= min(r1, p.job[j].row1) || p.job[j].xs == seen) continue;
@@ -165,41 +174,40 @@ static __global__ void __launch_bounds__(THREADS, 1) linear_few(const __grid_con
         load_x(p, p.job[j], smem + x_at(p.stages) + seen);
     }
     bar_sync(BAR_TILE, ROW);
-    float acc[4] = {};
     int slot = 0, tiles = 0;
     uint32_t phase = 0;
-    Walk at;
-    at.j = 0;
-    for (bool more = at.enter(p, r0, r1); more;) {
-        const Walk here = at;
-        const FewJob &job = p.job[here.j];
-        const int groups = min((int)KC, job.in - here.k0) / 32;
-        const uint32_t ws = ring + slot * STAGE + g * PITCH + c * 16,
-                       xs = ring + x_at(p.stages) + job.xs + min(g, p.T - 1) * x_pitch(job.in) + here.k0 * 2 + c * 16;
-        mbar_wait(bars + slot * 16, phase);
+    for (int j = 0; j < p.n; j++) {
+        const FewJob &job = p.job[j];
+        const int lo = max(r0, job.row0), hi = min(r1, job.row1), in = job.in;
+        const uint32_t xs = ring + x_at(p.stages) + job.xs + min(g, p.T - 1) * x_pitch(in) + c * 16;
+        for (int row = lo; row < hi; row += 8) {
+            float acc[4] = {};
+            for (int k0 = 0; k0 < in; k0 += KC) {
+                const int groups = min((int)KC, in - k0) / 32;
+                const uint32_t ws = ring + slot * STAGE + g * PITCH + c * 16, bar = bars + slot * 16;
+                mbar_wait(bar, phase);
 #pragma unroll 4
-        for (int i = w; i < groups; i += WARPS) {
-            const uint4 b = lds16(ws + i * 64), a = lds16(xs + i * 64);
-            mma_half(acc, a.x, a.y, b.x, b.y);
-            mma_half(acc, a.z, a.w, b.z, b.w);
-        }
-        __syncwarp();
-        mbar_arrive_if(bars + slot * 16 + 8, lane == 0);
-        if (++slot == p.stages) slot = 0, phase ^= 1;
-        more = at.next(p, r0, r1);
-        if (more && at.k0) continue;
-        /* the tile's end: every warp's sums to one of two places, one warp adds them, in turn */
-        float2 *part = (float2 *)(smem + part_at(p.stages)) + (tiles & 1) * WARPS * 32 + lane;
-        part[w * 32] = make_float2(acc[0], acc[1]);
-        acc[0] = acc[1] = acc[2] = acc[3] = 0.f;
-        bar_sync(BAR_TILE, ROW);
-        if (w == tiles % WARPS) {
-            float2 s = part[0];
+                for (int i = w; i < groups; i += WARPS) {
+                    const uint4 b = lds16(ws + i * 64), a = lds16(xs + k0 * 2 + i * 64);
+                    mma_half(acc, a.x, a.y, b.x, b.y);
+                    mma_half(acc, a.z, a.w, b.z, b.w);
+                }
+                __syncwarp();
+                mbar_arrive_if(bar + 8, lane == 0);
+                if (++slot == p.stages) slot = 0, phase ^= 1;
+            }
+            /* every warp's sums to one of two places, one warp adds them, in turn */
+            float2 *part = (float2 *)(smem + part_at(p.stages)) + (tiles & 1) * WARPS * 32 + lane;
+            part[w * 32] = make_float2(acc[0], acc[1]);
+            bar_sync(BAR_TILE, ROW);
+            if (w == tiles % WARPS) {
+                float2 s = part[0];
 #pragma unroll
-            for (int i = 1; i < WARPS; i++) s.x += part[i * 32].x, s.y += part[i * 32].y;
-            put_tile(p, here, s.x, s.y);
+                for (int i = 1; i < WARPS; i++) s.x += part[i * 32].x, s.y += part[i * 32].y;
+                put_tile(p, job, row, hi, s.x, s.y);
+            }
+            tiles++;
         }
-        tiles++;
     }
 #endif
 }

@@ -197,12 +197,10 @@ static __device__ __forceinline__ void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/* Two e4m3 values (low byte first) as f16x2, exact. */
-static __device__ __forceinline__ uint32_t e4m3x2_f16x2(uint16_t two)
+/* Four e4m3 values (low byte first) as two f16x2, exact. One asm: its second conversion then takes the upper half as it is. */
+static __device__ __forceinline__ void e4m3x4_f16(uint32_t &lo, uint32_t &hi, uint32_t four)
 {
-    uint32_t r;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
-    return r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}" : "=r"(lo), "=r"(hi) : "r"(four));
 }
 #endif
 #endif

@@ -32,7 +32,17 @@ static __device__ __forceinline__ void load8(float (&v)[8], const float *x, bool
         for (int j = 0; j < 8; j++) v[j] = __ldcg(x + j);
 }
 
-/* 1 / rms of a row by ROW threads: thread i sums groups i, i + ROW, ... of eight values, in fp64. */
+/* Squares of eight values, summed in fp32; such sums are added in fp64. */
+static __device__ __forceinline__ double square8(const float (&v)[8])
+{
+    float s = 0.f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) s = fmaf(v[j], v[j], s);
+    return (double)s;
+}
+/* From every thread's part of the sum of squares. */
+static __device__ __forceinline__ float inv_rms(double s, size_t d, double eps) { return (float)rsqrt(block_sum(s) / (double)d + eps); }
+/* 1 / rms of a row by ROW threads: thread i takes groups i, i + ROW, ... of eight values. */
 static __device__ __forceinline__ float row_scale(const float *x, size_t d, double eps)
 {
     const bool vec = (uintptr_t)x % 16 == 0;
@@ -41,11 +51,10 @@ static __device__ __forceinline__ float row_scale(const float *x, size_t d, doub
     for (size_t i = threadIdx.x * (size_t)8; i + 8 <= d; i += ROW * 8) {
         float v[8];
         load8(v, x + i, vec);
-#pragma unroll
-        for (int j = 0; j < 8; j++) s = fma((double)v[j], (double)v[j], s);
+        s += square8(v);
     }
     if (threadIdx.x == 0)
         for (size_t i = d / 8 * 8; i < d; i++) s = fma((double)__ldcg(x + i), (double)__ldcg(x + i), s);
-    return (float)(1.0 / sqrt(block_sum(s) / (double)d + eps));
+    return inv_rms(s, d, eps);
 }
 #endif

@@ -34,7 +34,7 @@ int main(int argc, char **argv)
         char label[64];
         snprintf(label, sizeof label, "%s:%s:%zu:%zu", name, t == MLA_BF16 ? "bf16" : "fp8", lat, s_q);
         if (only && strcmp(only, label)) return;
-        all.push_back({{name, t, lat, 64, rh, H, g, s_q, len, 2.f, false, 64, 1.f}, nullptr, {}});
+        all.push_back({{name, t, lat, rh ? 64u : 0u, rh, H, g, s_q, len, 2.f, false, 64, 1.f, rh == 0}, nullptr, {}}); /* rh 0: GQA */
     };
     const mla_dtype BF = MLA_BF16, F8 = MLA_F8_E4M3;
     for (mla_dtype t : {BF, F8})
@@ -52,6 +52,8 @@ int main(int argc, char **argv)
         add("1x16k", t, 512, 1, 24, 1, 1, std::vector<int>(1, 16384));
         add("skew", t, 512, 1, 16, 1, 4, {4641, 45118, 1730, 1696});
     }
+    add("8x64k GQA", BF, 256, 0, 24, 4, 1, std::vector<int>(8, 65536));
+    add("1x256k GQA", BF, 256, 0, 24, 4, 1, std::vector<int>(1, 262144));
     mla_err err;
     cudaEvent_t e[2];
     CU(cudaEventCreate(e));
@@ -86,6 +88,7 @@ int main(int argc, char **argv)
         for (const Bench &b : all)
             if (!strcmp(b.s.name, name) && b.s.cache == t && b.s.lat == lat && b.s.s_q == s_q) return b;
         fprintf(stderr, "no case %s\n", name), exit(3);
+        return all[0];
     };
     auto share = [&](const Bench &b) { return b.bytes() / 1e3 / b.med() / read_bw; };
     auto over = [&](const Bench &a, const Bench &b) { return a.med() / b.med(); };
@@ -108,6 +111,8 @@ int main(int argc, char **argv)
     goal("5", "8x64k bf16 256: share of read_bw", share(find("8x64k", BF, 256, 1)), 0.85, 0.85, true);
     goal("5", "8x64k bf16 768: share of read_bw", share(find("8x64k", BF, 768, 1)), 0.85, 0.85, true);
     goal("5", "8x64k bf16 1792: share of read_bw", share(find("8x64k", BF, 1792, 1)), 0.75, 0.75, true);
+    goal("8", "8x64k GQA (4 heads of 256) time over MLA 512 time", over(find("8x64k GQA", BF, 256, 1), find("8x64k", BF, 512, 1)), 3.0, 3.56, true);
+    goal("8", "1x256k GQA time over MLA 512 time", over(find("1x256k GQA", BF, 256, 1), find("1x256k", BF, 512, 1)), 3.0, 3.56, true);
     goal("6", "skewed batch, s_q 4, 16 heads: us", find("skew", BF, 512, 4).med(), 30, 30, false);
     return 0;
 }

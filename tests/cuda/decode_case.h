@@ -16,6 +16,7 @@ struct CaseSpec {
     bool q32;          /* queries f32 instead of bf16 */
     size_t extra;      /* pages of the pool that no table names */
     float q_size;      /* magnitude of q; the softmax scale makes up for it */
+    bool gqa = false;  /* values of their own behind the keys; rope 0 */
 };
 
 static __global__ void fill_pool(void *pool, mla_dtype t, size_t n, uint64_t seed, float size)
@@ -60,7 +61,7 @@ struct DecodeCase {
     {
         const size_t B = s.len.size();
         el = s.cache == MLA_BF16 ? 2 : 1;
-        row = s.groups * s.lat + s.rope * s.rope_heads;
+        row = s.groups * s.lat * (s.gqa ? 2 : 1) + s.rope * s.rope_heads;
         size_t used = 0;
         for (int n : s.len) used += (size_t)(n + 63) / 64, maxlen = std::max(maxlen, (size_t)n), tokens += (size_t)n;
         tstride = (maxlen + 63) / 64 + 3;
@@ -93,6 +94,7 @@ struct DecodeCase {
         const float ks = s.cache == MLA_BF16 ? 1.f : 0.75f;
         d.c = {pool, (int64_t)row, 0, ks};
         d.r = {pool, (int64_t)row, (int64_t)(s.groups * s.lat), s.cache == MLA_BF16 ? 1.f : 1.5f};
+        if (s.gqa) d.v = {pool, (int64_t)row, (int64_t)(s.groups * s.lat), s.cache == MLA_BF16 ? 1.f : 1.25f};
         d.pages = pages;
         d.table = table, d.table_stride = (int64_t)tstride, d.len = len;
         const mla_dtype qt = s.q32 ? MLA_F32 : MLA_BF16;

@@ -60,6 +60,11 @@ static void shapes(void)
         one({"GLA", t, 256, 64, 1, 24, 2, 1, mix, 2.f, false, 5, 1.f}, 5, 0);
         one({"GLA", t, 256, 64, 1, 64, 4, 2, {2, 63, 400}, 2.f, false, 5, 1.f}, 6, 0);
         one({"GLA", t, 512, 64, 1, 32, 2, 1, mix, 2.f, false, 5, 1.f}, 7, 0);
+        for (size_t lat : {128, 256}) { /* e4m3: the plain kernel */
+            for (size_t s_q : {1, 2, 5}) one({"GQA", t, lat, 0, 1, 24, 4, s_q, {(int)s_q, 63, 64, 65, 129, 2500}, 2.f, s_q == 2, 5, 1.f, true}, lat + s_q, 0);
+            one({"GQA, one head a group", t, lat, 0, 1, 8, 8, 1, mix, 2.f, false, 5, 1.f, true}, lat + 9, 0);
+        }
+        one({"GQA plain", t, 96, 0, 1, 6, 3, 2, {2, 100}, 2.f, false, 5, 1.f, true}, 10, 0);
         one({"plain", t, 512, 64, 1, 24, 1, 2, {2, 64, 333}, 2.f, false, 5, 1.f}, 8, 1);
         one({"plain rotary 4x64", t, 128, 64, 4, 8, 2, 1, mix, 2.f, false, 5, 1.f}, 9, 1);
         one({"no kernel built: falls back", t, 384, 64, 1, 24, 1, 1, mix, 2.f, false, 5, 1.f}, 10, 0);
@@ -71,6 +76,7 @@ static void hard_values(void)
     for (mla_dtype t : {BF, F8}) {
         const std::vector<int> skew = {4641, 45118 / 8, 1730, 1696, 1, 2};
         one({"skewed", t, 512, 64, 1, 16, 1, 1, skew, 2.f, false, 50, 1.f}, 11, 0);
+        one({"peaked softmax, GQA", t, 256, 0, 1, 24, 4, 1, {6000, 77}, 30.f, false, 5, 1.f, true}, 12, 0);
         one({"peaked softmax", t, 512, 64, 1, 24, 1, 1, {6000, 77}, 30.f, false, 5, 1.f}, 12, 0);
         one({"large queries", t, 512, 64, 1, 24, 1, 1, {700, 77}, 2.f, true, 5, 3e6f}, 13, 0);
         one({"small queries", t, 512, 64, 1, 24, 1, 1, {700, 77}, 2.f, true, 5, 3e-6f}, 14, 0);
@@ -140,11 +146,13 @@ static void refusals(void)
     cut_check(mla_decode_run(&d, NULL, &err) == MLA_EUNSUPPORTED && strstr(err.msg, "F32"), "f32 cache");
     d = k.d, d.c.stride = 577;
     cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "577"), "unaligned rows");
+    d = k.d, d.v = d.c;
+    cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "values apart"), "values apart beside a rotary part");
 }
 
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 90);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 110);
     shapes();
     hard_values();
     planted_faults();

@@ -221,10 +221,11 @@ struct AttnCase {
     bool observe, bf16 = false;
     size_t page = 0;
     bool latent = false; /* values are the keys' first dk columns */
+    size_t pad = 3;      /* elements of a row that belong to nothing */
 };
 static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
 {
-    const size_t S = s.pos0 + s.T, P = s.page ? s.page : 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + (s.latent ? 16 : 3), slots = 12 * P;
+    const size_t S = s.pos0 + s.T, P = s.page ? s.page : 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + (s.latent ? 16 : s.pad), slots = 12 * P;
     std::vector<uint8_t> none(slots * row * elem(s.t), 0);
     Mem KV(be, none.data(), none.size()), X(be, normals(S * row, 12)), Q(be, normals(s.T * s.H * (s.dk + 1), 13)),
         Q2(be, normals(s.T * s.H * (s.dk2 + 1), 14)), O(be, Vec(s.T * s.H * s.dv, POISON)), P2(be, Vec(2 * S, 0.f)), PR(be, Vec(s.H * n * (s.pos0 + t0 + n), POISON));
@@ -268,6 +269,7 @@ static void attention(void)
         {128, 32, 2, 1, 0, 1, 128, 0, 128, MLA_BF16, false, true, 16},
         {1, 599, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, false, true, 64, true}, {4, 300, 12, 2, 1, 2, 256, 64, 256, MLA_F8_E4M3, false, true, 64, true},
         {3, 61, 8, 1, 1, 1, 384, 64, 384, MLA_BF16, false, true, 64, true},
+        {1, 599, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64, false, 8}, {5, 300, 8, 2, 0, 2, 128, 0, 128, MLA_BF16, false, true, 64, false, 8},
         {5, 90, 24, 1, 1, 1, 512, 64, 512, MLA_BF16, false, true, 16}, {9, 30, 8, 2, 0, 2, 33, 0, 33, MLA_BF16, true, true, 16},
     };
     for (const AttnCase &s : bf16) {
