@@ -33,5 +33,5 @@ interop: deps
 # make bench-quality: KLD, agreement and perplexity of published factorizations and of ours, stage by stage (docs/quality.md).
 .PHONY: bench-quality
 bench-quality: deps
-	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/bench/bench_quality $(BUILD)/bench/bench_chart
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BUILD)/bench/bench_quality $(BUILD)/bench/bench_ablation $(BUILD)/bench/bench_chart
 	@BUILD=$(BUILD) tests/bench/bench_quality.sh

@@ -5,17 +5,19 @@
 # Every piece (statistics, factors, figures) is kept in QUALITY_DIR and used again; remove the folder to start over.
 #   QUALITY_MODELS  "tiny-hybrid smollm2"      QUALITY_KEEP   "0.75 0.5 0.375 0.25"   QUALITY_DIR  $BUILD/quality
 #   QUALITY_STAGES  tests/bench/quality_stages QUALITY_STUDY  "16384 65536 131072"    calibration tokens of the second table
+#   QUALITY_SWITCHES tests/bench/quality_switches   of the ablation, tiny hybrid; empty: none
 #   QUALITY_ROWS    8 rows of 1024 tokens      BENCH_THREADS  all CPUs                SMOLLM2      a .gguf that is there already
 set -eu
 build=${BUILD:-build} dir=${QUALITY_DIR:-$build/quality} threads=${BENCH_THREADS:-$(nproc)} rows=${QUALITY_ROWS:-8}
 models=${QUALITY_MODELS:-tiny-hybrid smollm2} keeps=${QUALITY_KEEP:-0.75 0.5 0.375 0.25} study=${QUALITY_STUDY-16384 65536 131072}
 stages=${QUALITY_STAGES:-tests/bench/quality_stages} published="svd joint-svd cov-separate balanced-pca"
+switches=${QUALITY_SWITCHES-tests/bench/quality_switches}
 rf=$build/bin/mla-retrofit eval=calib/evaluation.jsonl corpus=calib/calibration.jsonl tune=calib/tune.jsonl
 mkdir -p "$dir"
 
 slug() { printf '%s' "$1" | tr -c 'A-Za-z0-9.\n' '_'; }
-stage_names() { sed -n 's/^\([^#|][^|]*[^ |]\) *|.*/\1/p' "$stages"; }
-stage_options() { awk -F'|' -v n="$1" '{k = $1; sub(/ +$/, "", k)} k == n {print $2}' "$stages"; }
+stage_names() { sed -n 's/^\([^#|][^|]*[^ |]\) *|.*/\1/p' "${1:-$stages}"; }
+stage_options() { cat "$stages" ${switches:+"$switches"} | awk -F'|' -v n="$1" '{k = $1; sub(/ +$/, "", k)} k == n {print $2; exit}'; }
 # figure FIELD FILE: 2 KLD, 3 top-1, 4 perplexity ratio, 5 base perplexity; empty when not measured
 figure() { awk -v f="$2" -v n="$1" '$1 == f {print $n; exit}' "$dir/figures"; }
 touch "$dir/figures"
@@ -23,7 +25,7 @@ touch "$dir/figures"
 collect() { # MODEL BASE KIND TOKENS: the statistics file, collected once
     out=$dir/$1.$3.$4.mlastats
     [ -f "$out" ] || $rf stats "$2" "$out" --quiet --threads "$threads" --calibration-tokens "$4" --corpus $corpus --held-out $tune --force \
-        --objective "$([ "$3" = plain ] && echo svd || echo ours)"
+        --objective "$([ "$3" = plain ] && echo svd || echo ours)" --layout "$([ "$3" = whole ] && echo absorbed-rope || echo auto)"
 }
 
 solve_published() { # MODEL BASE OBJECTIVE KEEP TOKENS
@@ -32,13 +34,15 @@ solve_published() { # MODEL BASE OBJECTIVE KEEP TOKENS
 }
 
 build_stage() { # MODEL BASE NAME KEEP TOKENS: only the factors of the folder are kept
-    out=$dir/$1.$(slug "$3").$4.$5.safetensors
-    [ -f "$out" ] && return 0
+    factors=$dir/$1.$(slug "$3").$4.$5.safetensors
+    [ -f "$factors" ] && return 0
     rm -rf "$dir/work"
+    case $(stage_options "$3") in *absorbed-rope*) kind=whole ;; *) kind=attention ;; esac
+    collect "$1" "$2" $kind "$5"
     # shellcheck disable=SC2046  # options are several words
-    $rf build "$2" "$dir/work" --quiet --threads "$threads" --stats "$dir/$1.attention.$5.mlastats" --keep "$4" --corpus $corpus --held-out $tune \
-        --calibration-tokens "$5" --force $(stage_options "$3") >"$out.txt"
-    mv "$dir/work/mla_factors-00001-of-00001.safetensors" "$out"
+    $rf build "$2" "$dir/work" --quiet --threads "$threads" --stats "$dir/$1.$kind.$5.mlastats" --keep "$4" --corpus $corpus --held-out $tune \
+        --calibration-tokens "$5" --force $(stage_options "$3") >"$factors.txt"
+    mv "$dir/work/mla_factors-00001-of-00001.safetensors" "$factors"
     rm -rf "$dir/work"
 }
 
@@ -107,6 +111,42 @@ run_model() { # $model $base $title
     table "$model" "$title" "$tokens"
 }
 
+# One part of the objective taken away at a time (bench_ablation), then one switch of the recipe at a time. KLD at every budget.
+run_ablation() {
+    [ -n "$switches" ] || return 0
+    for k in $keeps; do
+        at=$dir/$model.without.$k.$tokens
+        if [ ! -f "$at.names" ]; then
+            "$build/bench/bench_ablation" "$base" "$dir/$model.attention.$tokens.mlastats" "$dir/$model.plain.$tokens.mlastats" "$k" "$at" >"$at.names.new"
+            mv "$at.names.new" "$at.names"
+        fi
+        stage_names "$switches" >"$dir/switched"
+        while IFS= read -r s; do build_stage "$model" "$base" "$s" "$k" "$tokens" </dev/null; done <"$dir/switched"
+        set --
+        while read -r name _; do set -- "$@" "$at.$name.safetensors"; done <"$at.names"
+        while IFS= read -r s; do set -- "$@" "$(file_of "$model" "$s" "$k" "$tokens")"; done <"$dir/switched"
+        measure "$@"
+    done
+    {
+        printf '**%s**, one part or switch at a time beside the closed form at one rank, %s calibration tokens, KLD.\n\n| |' "$title" "$tokens"
+        for k in $keeps; do printf ' keep %s |' "$k"; done
+        printf '\n|---|'
+        for k in $keeps; do printf -- '---|'; done
+        printf '\n'
+        while read -r name what; do
+            printf '| %s |' "$what"
+            for k in $keeps; do printf ' %s |' "$(printf %.5f "$(figure 2 "$dir/$model.without.$k.$tokens.$name.safetensors")")"; done
+            printf '\n'
+        done <"$dir/$model.without.${keeps%% *}.$tokens.names"
+        while IFS= read -r s; do
+            printf '| %s |' "$s"
+            for k in $keeps; do printf ' %s |' "$(printf %.5f "$(figure 2 "$(file_of "$model" "$s" "$k" "$tokens")")")"; done
+            printf '\n'
+        done <"$dir/switched"
+        printf '\n'
+    } | tee -a "$dir/quality.md"
+}
+
 run_study() { # the last stage over calibration tokens, beside the published kind that does best most of the time
     [ -n "$study" ] || return 0
     stage_names | tail -n 1 >"$dir/stages"
@@ -157,6 +197,7 @@ for model in $models; do
     *) echo "bench_quality: unknown model $model (tiny-hybrid, smollm2)" >&2; exit 2 ;;
     esac
     run_model
+    [ "$model" != tiny-hybrid ] || run_ablation
     run_study
 done
 echo "table and charts: $dir/quality.md, $dir/*.svg"
