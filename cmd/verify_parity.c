@@ -2,17 +2,19 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/str.h"
 #include "io/sha256.h"
 #include "text/corpus.h"
 #include "verify.h"
 #include "verify/parity_run.h"
+#include "verify/record.h"
 #include "verify_common.h"
 #include "verify_paths.h"
 
 typedef struct {
     const char *reference, *against, *against_kv;
-    cli_list corpus, paths;
-    size_t rows, row_tokens, path_tokens;
+    cli_list corpus, paths, contexts;
+    size_t rows, row_tokens, path_tokens, answer_tokens;
     bool no_decode;
     verify_run run;
     verify_files files;
@@ -52,6 +54,8 @@ static mla_status check(const args *a, mla_err *err)
         return mla_fail(err, MLA_EINVAL, "--min-agreement: expected a value from 0 (not gated) to below 1, found %g", a->p.min_agreement);
     for (size_t i = 0; i < a->paths.n; i++)
         if (!verify_path_known(a->paths.v[i])) return mla_fail(err, MLA_EINVAL, "--paths: expected one of " VERIFY_PATHS_HELP ", all; found \"%s\"", a->paths.v[i]);
+    if (a->contexts.n && !a->against) return mla_fail(err, MLA_EINVAL, "--context needs --against BASE: the base's answers are what is compared");
+    if (!a->answer_tokens) return mla_fail(err, MLA_EINVAL, "--answer-tokens: expected at least 1, found 0");
     if (a->path_tokens < 16) return mla_fail(err, MLA_EINVAL, "--path-tokens: expected at least 16, found %zu", a->path_tokens);
     if (a->row_tokens < 2) return mla_fail(err, MLA_EINVAL, "--row-tokens: expected at least 2, found %zu", a->row_tokens);
     if (a->p.bootstrap.resamples < 100) return mla_fail(err, MLA_EINVAL, "--resamples: expected at least 100, found %zu", a->p.bootstrap.resamples);
@@ -63,7 +67,7 @@ static mla_status load_corpus(work *w, const args *a, mla_err *err)
 {
     cli_list files = a->corpus;
     const char *one;
-    if (!a->against || (a->reference && !a->corpus.n)) return MLA_OK;
+    if (!a->against || (a->reference && !a->corpus.n && !a->contexts.n)) return MLA_OK;
     if (!files.n) {
         if (cli_data_file(&w->default_corpus, "calib/evaluation.jsonl", err) != MLA_OK) return err->status;
         one = w->default_corpus;
@@ -157,10 +161,28 @@ static mla_status begin_doc(work *w, const cli *c, const args *a, mla_err *err)
     return put_reference(doc, a, w, err);
 }
 
+/* --context: the base's answers after long prompts become cases beside the reference's. */
+static mla_status add_contexts(work *w, cli *c, const args *a, mla_err *err)
+{
+    size_t added, most = mla_rt_config(w->model.rt)->max_pos, *length = mla_alloc(a->contexts.n, 1, sizeof *length);
+    if (!length) return mla_fail(err, MLA_ENOMEM, "lengths of contexts");
+    mla_status st = MLA_OK;
+    for (size_t i = 0; i < a->contexts.n && st == MLA_OK; i++)
+        if (!mla_parse_size(a->contexts.v[i], &length[i]) || length[i] <= a->answer_tokens || (most && length[i] > most))
+            st = mla_fail(err, MLA_EINVAL, "--context: expected more than the answer's %zu tokens and at most the model's %zu, found \"%s\"", a->answer_tokens, most,
+                          a->contexts.v[i]);
+    mla_contexts in = {length, a->contexts.n, a->answer_tokens, most, &w->corpus.ids};
+    mla_record_opts o = {.chunk = a->p.chunk, .min_margin = a->p.min_margin, .log = &c->log};
+    if (st == MLA_OK) st = mla_record_contexts(&w->ref, &added, NULL, w->base.rt, &in, &o, err);
+    mla_free(length);
+    return st;
+}
+
 static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
 {
     mla_verdict v, paths = MLA_PASS;
-    mla_parity_input in = {.model = w->model.rt, .base = w->base.rt, .ref = a->reference ? &w->ref : NULL};
+    if (a->contexts.n && add_contexts(w, c, a, err) != MLA_OK) return err->status;
+    mla_parity_input in = {.model = w->model.rt, .base = w->base.rt, .ref = w->ref.n ? &w->ref : NULL};
     if (w->corpus.ids.n) in.corpus = w->corpus.ids.id, in.n_corpus = w->corpus.ids.n, in.row_tokens = a->row_tokens;
     mla_status st = verify_not_usage(mla_parity_run(&w->result, &in, &a->p, err), err);
     if (st == MLA_OK) st = begin_doc(w, c, a, err);
@@ -189,15 +211,17 @@ static mla_status answer(cli *c, const args *a, work *w, mla_err *err)
 
 mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
 {
-    args a = {.against_kv = "f32", .rows = 8, .row_tokens = 1024, .path_tokens = 320, .run = verify_run_defaults(), .p = mla_parity_defaults()};
+    args a = {.against_kv = "f32", .rows = 8, .row_tokens = 1024, .path_tokens = 320, .answer_tokens = 32, .run = verify_run_defaults(), .p = mla_parity_defaults()};
     size_t seed = (size_t)a.p.bootstrap.seed;
     static const char *const GATE = "the gate", *const FILES = "report files", *const PATHS = "paths of a server";
-    cli_option opts[18 + VERIFY_RUN_OPTIONS] = {
+    cli_option opts[20 + VERIFY_RUN_OPTIONS] = {
         {"reference", 'r', CLI_STR, &a.reference, "FILE", "recorded ids: mla-reference/1 or probe.json", NULL, "what to compare with"},
         {"against", 'b', CLI_STR, &a.against, "BASE", "a model run beside it: KL divergence, perplexity ratio, and top-1 agreement where there is no reference", NULL, "what to compare with"},
         {"corpus", 'c', CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids for --against; default: the bundled evaluation text, or the reference's own positions", NULL, "what to compare with"},
         {"rows", 0, CLI_SIZE, &a.rows, "N", "rows of the corpus to use, each its own sequence; 0: all", "8", "what to compare with"},
         {"row-tokens", 0, CLI_SIZE, &a.row_tokens, "N", "tokens per row", "1024", "what to compare with"},
+        {"context", 0, CLI_LIST, &a.contexts, "N", "the base also answers a prompt from the corpus that ends at N tokens with its answer (1024, 4096, ...): compared as a reference's answers are", NULL, "what to compare with"},
+        {"answer-tokens", 0, CLI_SIZE, &a.answer_tokens, "N", "tokens of an answer for --context", "32", "what to compare with"},
         {"against-kv-dtype", 0, CLI_CHOICE, &a.against_kv, "f32|bf16|fp8", "the base's KV cache", "f32", "what to compare with"},
         {"min-agreement", 0, CLI_DOUBLE, &a.p.min_agreement, "X", "required lower end of the 95 % Wilson interval of top-1 agreement at confident positions; 0: not gated", "0.995", GATE},
         {"max-kld", 0, CLI_DOUBLE, &a.p.max_kld, "X", "largest mean KL divergence from --against, nats", "not gated", GATE},
@@ -212,11 +236,11 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
         {"markdown", 0, CLI_STR, &a.files.markdown, "FILE", "write Markdown (for a job summary)", NULL, FILES},
         {"svg", 0, CLI_STR, &a.files.svg, "FILE", "write a chart of the KL divergence by position", NULL, FILES},
     };
-    verify_run_options(&a.run, opts + 18);
-    cli_option chunk = {"chunk", 0, CLI_SIZE, &a.p.chunk, "N", "tokens per prefill step", "as 128 MiB of logits allow, 16 to 512", opts[18].group};
-    cli_option all[19 + VERIFY_RUN_OPTIONS];
+    verify_run_options(&a.run, opts + 20);
+    cli_option chunk = {"chunk", 0, CLI_SIZE, &a.p.chunk, "N", "tokens per prefill step", "as 128 MiB of logits allow, 16 to 512", opts[20].group};
+    cli_option all[21 + VERIFY_RUN_OPTIONS];
     memcpy(all, opts, sizeof opts);
-    all[18 + VERIFY_RUN_OPTIONS] = chunk;
+    all[20 + VERIFY_RUN_OPTIONS] = chunk;
     const cli_spec spec = {
         .args = "MODEL (--reference FILE | --against BASE [--corpus FILE]...)",
         .about = "Forces recorded texts through MODEL and compares its argmax at every position; decodes the recorded answers freely until "
@@ -244,5 +268,6 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
     work_free(&w);
     cli_list_free(&a.corpus);
     cli_list_free(&a.paths);
+    cli_list_free(&a.contexts);
     return st;
 }

@@ -7,3 +7,15 @@ lint:
 	@cppcheck --quiet --std=c11 --language=c --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 	    --suppress=missingIncludeSystem -D__x86_64__ -D__GNUC__=12 -U__CUDACC__ -Ilib -Icmd -j$$(nproc) $(LINT_SRC)
 	@echo 'lint: clean'
+
+# memcheck over the suites that read files and do plain numerics: an invalid access, a use of what was never set or a leak fails. The kernels it cannot
+# run (AVX-512) are chosen by nobody under it; the other suites run under the sanitizers (make asan).
+VALGRIND_TESTS := base tensor io quant linalg
+.PHONY: valgrind
+valgrind: $(VALGRIND_TESTS:%=$(BUILD)/tests/test_%)
+	@scripts/deps.sh valgrind
+	@CK_FORK=no scripts/run-tests.sh $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)
+$(BUILD)/valgrind/%: $(BUILD)/tests/test_%
+	@mkdir -p $(@D)
+	@printf '#!/bin/sh\nexec valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite %s\n' $< >$@ && chmod +x $@
+valgrind: $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)

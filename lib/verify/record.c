@@ -1,6 +1,7 @@
 /* Recording references. */
 #include "verify/record.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -114,5 +115,43 @@ mla_status mla_record(mla_reference *out, mla_rt *rt, const mla_prompts *p, cons
         *out = r;
     else
         mla_reference_free(&r);
+    return st;
+}
+
+static mla_status long_prompts(mla_prompts *out, mla_jv *left_out, const mla_contexts *c, mla_err *err)
+{
+    out->p = mla_alloc(c->n, 1, sizeof *out->p);
+    if (!out->p) return mla_fail(err, MLA_ENOMEM, "%zu prompts", c->n);
+    for (size_t i = 0; i < c->n; i++) {
+        size_t n = c->length[i];
+        char name[48];
+        if ((c->most && n > c->most) || n <= c->answer_tokens) {
+            mla_jv_add_size(left_out, n);
+            continue;
+        }
+        mla_prompt *p = &out->p[out->n++];
+        (void)snprintf(name, sizeof name, "context-%zu", n);
+        p->name = mla_strdup(name);
+        if (!p->name) return mla_fail(err, MLA_ENOMEM, "prompt name");
+        for (size_t k = 0; k < n - c->answer_tokens; k++) {
+            mla_status st = mla_ids_push(&p->prompt, c->text->id[k % c->text->n], err);
+            if (st != MLA_OK) return st;
+        }
+    }
+    return MLA_OK;
+}
+
+mla_status mla_record_contexts(mla_reference *ref, size_t *added, mla_jv *left_out, mla_rt *rt, const mla_contexts *c, const mla_record_opts *o, mla_err *err)
+{
+    mla_prompts prompts = {0};
+    mla_reference r = {0};
+    mla_record_opts answers = *o;
+    answers.max_tokens = c->answer_tokens;
+    mla_status st = long_prompts(&prompts, left_out, c, err);
+    *added = prompts.n;
+    if (st == MLA_OK && prompts.n) st = mla_record(&r, rt, &prompts, &answers, err);
+    if (st == MLA_OK && prompts.n) st = mla_reference_append(ref, &r, NULL, err);
+    mla_reference_free(&r);
+    mla_prompts_free(&prompts);
     return st;
 }

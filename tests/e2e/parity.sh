@@ -76,6 +76,14 @@ run "$v" parity "$m" --reference "$TMP/few.json" --min-agreement 0 --paths chunk
 rc_is 0 'paths'
 has out 'paths: chunked: ' 'paths'
 has out 'mtp: answers with 4 drafts: ' 'paths'
+run "$v" parity "$m" --against "$m" --context 64 --context 200 --answer-tokens 8 --rows 1 --row-tokens 64 --aa-positions 0 --min-agreement 0 --json --quiet
+rc_is 0 'long contexts'
+for t in '"name": "context-64"' '"name": "context-200"' '"by": "context"'; do has out "$t" 'long contexts'; done
+run "$v" parity "$m" --against "$m" --context 8 --answer-tokens 8 --quiet
+rc_is 2 'a context no longer than its answer'
+one_line 'a context no longer than its answer'
+run "$v" parity "$m" --reference "$TMP/few.json" --context 64
+rc_is 2 'a context without a base'
 run "$v" parity "$m" --reference "$TMP/few.json" --paths cached
 rc_is 2 'an unknown path'
 

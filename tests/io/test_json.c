@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/log.h"
 #include "io/json.h"
 #include "io/suites.h"
 
@@ -258,13 +257,12 @@ START_TEST(replacing_the_first_last_and_only_child_keeps_the_list)
 }
 END_TEST
 
-START_TEST(hundred_thousand_keys_are_linear)
+START_TEST(many_keys_are_linear)
 {
     mla_err err;
     mla_json *d, *back;
     char key[64];
-    size_t n = 100000, v;
-    double t0 = mla_now();
+    size_t n = 200000, v; /* half a second; quadratic: beyond the time that a test has */
     ck_ok(mla_json_new_object(&d, &err));
     for (size_t i = 0; i < n; i++) {
         snprintf(key, sizeof key, "model.layers.%zu.weight", i);
@@ -282,7 +280,6 @@ START_TEST(hundred_thousand_keys_are_linear)
     ck_assert_ptr_null(mla_jindex_get(x, "absent"));
     mla_jindex_free(x);
     ck_refused(mla_json_index(&x, mla_jv_first(mla_json_root(back)), &err), MLA_EINVAL, "expected an object");
-    ck_assert_msg(mla_now() - t0 < 20, "took %.1f s: quadratic?", mla_now() - t0); /* about 0.2 s; quadratic: minutes */
     /* the same text with one duplicate at the far end */
     s.s[s.len - 1] = ',';
     mla_str_put(&s, "\"model.layers.7.weight\":1}");
@@ -326,7 +323,7 @@ Suite *json_suite(void)
     tcase_add_test(t, printing_gives_shortest_digits_that_read_back);
     tcase_add_test(t, editing_and_printing);
     tcase_add_test(t, replacing_the_first_last_and_only_child_keeps_the_list);
-    tcase_add_test(t, hundred_thousand_keys_are_linear);
+    tcase_add_test(t, many_keys_are_linear);
     tcase_add_test(t, files_read_and_write);
     suite_add_tcase(s, t);
     return s;
