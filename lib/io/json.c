@@ -166,7 +166,7 @@ struct mla_jindex {
 
 mla_status mla_json_index(mla_jindex **out, const mla_jv *obj, mla_err *err)
 {
-    if (!cJSON_IsObject(obj)) return mla_fail(err, MLA_EINVAL, "index of a JSON %s: expected an object", mla_jv_kind(obj));
+    if (!obj || !cJSON_IsObject(obj)) return mla_fail(err, MLA_EINVAL, "index of a JSON %s: expected an object", mla_jv_kind(obj));
     size_t n = mla_jv_len(obj), i = 0;
     mla_jindex *x = mla_alloc(1, 1, sizeof *x);
     if (!x) return mla_fail(err, MLA_ENOMEM, "index of %zu keys", n);

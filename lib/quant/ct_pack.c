@@ -123,7 +123,7 @@ static inline uint32_t code_at(const unsigned char *base, size_t stride, size_t 
     size_t p = i * bits;
     unsigned at = p & 31;
     uint32_t w = mla_qword(base, p / 32 * stride) >> at;
-    if (at + bits > 32) w |= mla_qword(base, (p / 32 + 1) * stride) << (32 - at);
+    if (at + bits > 32 && at) w |= mla_qword(base, (p / 32 + 1) * stride) << (32 - at);
     return w & ((1u << bits) - 1);
 }
 
