@@ -43,7 +43,11 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     p->base_kv_bytes = 2ull * p->base_values * p->full_layers;
     p->kv_bytes = 2ull * p->cached_values * p->full_layers;
     uint64_t bytes = r->factors_dtype == MLA_FACTORS_BF16 ? 2 : 4; /* auto: the larger */
-    p->factor_bytes = p->full_layers * ((uint64_t)p->rank * n * 2 * bytes + (uint64_t)p->features * 4);
+    bool slots = r->layout == MLA_LAYOUT_ABSORBED; /* decodes a key per query head; rotary maps are f32 */
+    if (slots) p->features = p->rotary_values < G * c->rope.rot ? 0 : p->features - p->rotary_values;
+    p->shares = slots && !r->rotary_width && r->allocation != MLA_ALLOC_UNIFORM;
+    p->factor_bytes = p->full_layers * ((uint64_t)p->rank * (n + (slots ? (H + G) * d : n)) * bytes + (uint64_t)n * r->groups * 4 +
+                                        (slots ? 8ull * p->rotary_values * G * d : 0));
     if (shared) p->factor_bytes = mla_shared_file_bytes(c, p->rank, r->rotary_keys);
     p->base_bytes = mla_model_stored_bytes(m);
     price(p, c);
@@ -56,7 +60,7 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
                       (uint64_t)c->layers * (3ull * c->hidden * c->intermediate + 2ull * c->hidden * H * d + 2ull * c->hidden * G * d);
     uint64_t row = (uint64_t)r->row_tokens * (c->hidden * 6ull + c->intermediate * 3ull) * 4 + (uint64_t)r->row_tokens * r->row_tokens * H * 4;
     p->peak_bytes = params * 4 + 2 * p->stats_bytes + row;
-    if (!shared && r->refine_steps && p->rank < p->features)
+    if (!shared && r->refine_steps && (!p->features || p->rank < p->features))
         p->work_bytes = p->full_layers * (uint64_t)mla_rows_bytes(c, r->layout, r->row_tokens) * (r->refine_tokens / r->row_tokens + MLA_REFINE_HELD);
     if (shared) p->work_bytes = (uint64_t)r->calibration_tokens * p->full_layers * mla_shared_row_bytes(c);
     p->disk_new_bytes = p->factor_bytes + (mla_model_gguf(m) ? params * 4 : 0);
@@ -110,6 +114,7 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
     mla_str_printf(s, "cached values          %zu = %zu latent + %zu rotary", p->cached_values, p->rank, p->rotary_values);
     if (p->divisors) mla_str_printf(s, " + %zu divisors", p->divisors);
     mla_str_printf(s, "; the base caches %zu (keep %.3f)\n", p->base_values, (double)p->cached_values / (double)p->base_values);
+    if (p->shares) mla_str_put(s, "                       at building each layer shares its values between latent and rotary keys anew\n");
     mla_str_printf(s, "KV bytes per token     %llu bf16, %llu FP8; the base %llu bf16\n", (unsigned long long)p->kv_bytes,
                    (unsigned long long)p->kv_bytes / 2, (unsigned long long)p->base_kv_bytes);
     mla_str_printf(s, "added weights          %s beside %s of base weights\n", mla_bytes_text(a, sizeof a, (double)p->factor_bytes),

@@ -2,6 +2,7 @@
  * It refuses whatever build would refuse at reading. */
 #ifndef MLA_RETROFIT_PLAN_H
 #define MLA_RETROFIT_PLAN_H
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +24,7 @@ typedef struct {
     size_t rank, features, groups;      /* latent values per token and layer, lossless count (0: none is), groups */
     size_t rotary_values, divisors;     /* cached beside the latent, per token and layer */
     size_t base_values, cached_values;  /* per token and layer */
+    bool shares;                        /* absorbed-rope: rank and rotary values are of no layer, only their sum on average is */
     uint64_t base_kv_bytes, kv_bytes;   /* per token over all layers, bf16 */
     uint64_t factor_bytes;              /* added weights */
     uint64_t base_bytes;                /* stored weights of the base */

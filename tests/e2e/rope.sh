@@ -111,6 +111,10 @@ apart "$(kld "$TMP/fold" "$TMP/llama")" 1e-3 "folded frequencies"
 
 # partial RoPE: shared rotary keys beside the latent of layout n; all of them are exact, and a layer may have its own number
 HYBRID=$ROOT/tests/fixtures/tiny-hybrid
+run $RF plan "$HYBRID" --layout n --rotary-keys 2 --keep 0.5
+has out "112, per token and layer; no rank is lossless here" "plan with two shared keys"
+run $RF plan "$HYBRID" --recipe "$ROOT/configs/mla-shared-keys-keep25.json"
+has out "shares its values between latent and rotary keys" "plan with shares by layer"
 run $RF build "$HYBRID" "$TMP/h1" --layout n --rotary-keys 4 --keep 1
 rc_is 0 "lossless slots of a partial RoPE"
 near "$(kld "$TMP/h1" "$HYBRID")" 1e-8 "lossless slots of a partial RoPE"
