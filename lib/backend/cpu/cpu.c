@@ -29,10 +29,15 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 static bool has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+static bool has_avx512fp16(void) /* and vbmi2; asked of the CPU itself: compilers before 2022 know no such name */
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1) && (c >> 6 & 1);
+}
 static void fill_avx512bf16(mla_cpu_kern *k)
 {
     mla_cpu_fill_avx512bf16(k);
-    if (__builtin_cpu_supports("avx512fp16") && __builtin_cpu_supports("avx512vbmi2")) mla_cpu_add_avx512fp16(k);
+    if (has_avx512fp16()) mla_cpu_add_avx512fp16(k);
 }
 #endif
 
