@@ -54,10 +54,18 @@ mla_status cu_not_recording(const mla_cuda *c, const char *what, mla_err *err)
     return c->recording ? mla_fail(err, MLA_EINVAL, "%s while recording: it needs the host", what) : MLA_OK;
 }
 
+static __global__ void settle_kernel(void) {}
+mla_status cu_settle(mla_cuda *c, const char *what, mla_err *err)
+{
+    settle_kernel<<<1, 1, 0, c->stream>>>();
+    return launched(what, err);
+}
+
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err)
 {
-    const mla_status st = cu_not_recording(c, what, err);
-    return st ? st : cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
+    mla_status st = cu_not_recording(c, what, err);
+    if (!st) st = cu_ok(cudaMemcpyAsync(at, host, n * 4, cudaMemcpyHostToDevice, c->stream), what, err); /* pageable: copied now */
+    return st ? st : cu_settle(c, what, err);
 }
 
 /* Memory of dropped weights goes back to the device. */
@@ -93,11 +101,13 @@ static mla_status cu_download(mla_backend *be, void *dst, const mla_mem *src, si
 }
 static mla_status cu_copy(mla_backend *be, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *err)
 {
-    return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cu_of(be)->stream), "copy", err);
+    const mla_status st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cu_of(be)->stream), "copy", err);
+    return st ? st : cu_settle(cu_of(be), "copy", err);
 }
 static mla_status cu_zero(mla_backend *be, mla_mem *dst, size_t bytes, mla_err *err)
 {
-    return cu_ok(cudaMemsetAsync(dst, 0, bytes, cu_of(be)->stream), "zero", err);
+    const mla_status st = cu_ok(cudaMemsetAsync(dst, 0, bytes, cu_of(be)->stream), "zero", err);
+    return st ? st : cu_settle(cu_of(be), "zero", err);
 }
 static mla_status cu_sync(mla_backend *be, mla_err *err)
 {

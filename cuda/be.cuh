@@ -68,6 +68,9 @@ mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err);
 mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err);
 /* Device copy of n 32-bit host values inside scratch memory at `at`. */
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err);
+/* After a copy or a fill: an empty kernel, launched the ordinary way. A kernel that comes early waits for the kernel before it,
+ * and only for that. */
+mla_status cu_settle(mla_cuda *c, const char *what, mla_err *err);
 /* EINVAL while recording: the operation needs the host. */
 mla_status cu_not_recording(const mla_cuda *c, const char *what, mla_err *err);
 /* Frees the outgrown scratch blocks. */

@@ -60,14 +60,18 @@ mla_status cu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t byte
     mla_cuda *c = cu_of(be);
     mla_status st = cu_not_recording(c, "upload", err);
     if (st) return st;
-    if (bytes > CU_MAIL) return cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream), "upload", err);
+    if (bytes > CU_MAIL) {
+        st = cu_ok(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream), "upload", err);
+        return st ? st : cu_settle(c, "upload", err);
+    }
     const size_t k = c->mails++ % CU_MAILS;
     char *slot = c->mail + k * CU_MAIL;
     st = cu_ok(cudaEventSynchronize(c->mailed[k]), "upload", err);
     if (st) return st;
     memcpy(slot, src, bytes);
     st = cu_ok(cudaMemcpyAsync(dst, slot, bytes, cudaMemcpyHostToDevice, c->stream), "upload", err);
-    return st ? st : cu_ok(cudaEventRecord(c->mailed[k], c->stream), "upload", err);
+    if (!st) st = cu_ok(cudaEventRecord(c->mailed[k], c->stream), "upload", err);
+    return st ? st : cu_settle(c, "upload", err);
 }
 
 /* The backend's loader with buffers of at least `bytes`, made by the first weight. */
