@@ -222,14 +222,14 @@ static void draw_all(mla_str *out, const mla_svg_chart *c, const axis *ax, const
         if (c->series[k].kind == MLA_SVG_LINE || c->series[k].kind == MLA_SVG_STEP) draw_line(out, &c->series[k], ax, ay, color_of(color, c, k));
 }
 
-static void frame(mla_str *out, const mla_svg_chart *c, double w, double h)
+static void frame(mla_str *out, const mla_svg_chart *c, double w, double h, double right)
 {
     mla_str_printf(out,
                    "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n%s"
                    "<rect class=\"b\" width=\"%.0f\" height=\"%.0f\"/>\n",
                    w, h, w, h, STYLE, w, h);
     if (c->title) text_at(out, LEFT, 20, " class=\"t\"", c->title);
-    if (c->x_label) text_at(out, (LEFT + w - RIGHT) / 2, h - 10, " text-anchor=\"middle\"", c->x_label);
+    if (c->x_label) text_at(out, (LEFT + right) / 2, h - 10, " text-anchor=\"middle\"", c->x_label);
     if (c->y_label) {
         char attr[96];
         double y = (TOP + h - BOTTOM) / 2;
@@ -238,18 +238,35 @@ static void frame(mla_str *out, const mla_svg_chart *c, double w, double h)
     }
 }
 
-static void legend(mla_str *out, const mla_svg_chart *c, double x1)
+/* Room beside the plot for the legend: the longest label, at what a wide sans serif takes. 0: a single series needs none. */
+static double legend_width(const mla_svg_chart *c)
+{
+    size_t longest = 0;
+    for (size_t i = 0; c->n > 1 && i < c->n; i++)
+        if (c->series[i].label && strlen(c->series[i].label) > longest) longest = strlen(c->series[i].label);
+    return longest ? 38 + 6.6 * (double)longest : 0;
+}
+
+/* Every nth label where not all of them fit beside the plot. */
+static void legend(mla_str *out, const mla_svg_chart *c, double x, double height)
 {
     double y = TOP + 14;
     char color[40];
-    if (c->n < 2) return;
-    for (size_t i = 0; i < c->n; i++) {
+    size_t fit = (size_t)(height / 16), every = fit ? (c->n + fit - 1) / fit : 1;
+    for (size_t i = 0; c->n > 1 && i < c->n; i += every) {
         if (!c->series[i].label) continue;
-        mla_str_printf(out, "<line class=\"l %s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", color_of(color, c, i), x1 - 150, y - 4,
-                       x1 - 130, y - 4);
-        text_at(out, x1 - 124, y, "", c->series[i].label);
+        mla_str_printf(out, "<line class=\"l %s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", color_of(color, c, i), x, y - 4, x + 20, y - 4);
+        text_at(out, x + 26, y, "", c->series[i].label);
         y += 16;
     }
+}
+
+/* Series of one bar each are told apart by the legend: their places on the x axis are no numbers. */
+static bool has_places(const mla_svg_chart *c)
+{
+    for (size_t k = 0; k < c->n; k++)
+        if (c->series[k].n > 1 || c->series[k].x || c->series[k].kind != MLA_SVG_BARS) return true;
+    return false;
 }
 
 static void widen_all(axis *ax, axis *ay, const mla_svg_chart *c)
@@ -282,13 +299,13 @@ mla_status mla_svg_write(mla_str *out, const mla_svg_chart *c, mla_err *err)
     size_t most = c->ramp ? MLA_SVG_SERIES_MAX : MLA_SVG_COLORS;
     if (c->n > most) return mla_fail(err, MLA_EINVAL, "chart of %zu series: at most %zu", c->n, most);
     double w = c->width ? (double)c->width : 720, h = c->height ? (double)c->height : 400;
-    axis ax = {.p0 = LEFT, .p1 = w - RIGHT, .log = c->log_x}, ay = {.p0 = h - BOTTOM, .p1 = TOP, .log = c->log_y};
+    axis ax = {.p0 = LEFT, .p1 = w - RIGHT - legend_width(c), .log = c->log_x}, ay = {.p0 = h - BOTTOM, .p1 = TOP, .log = c->log_y};
     widen_all(&ax, &ay, c);
-    frame(out, c, w, h);
+    frame(out, c, w, h, ax.p1);
     if (!ax.any) {
         text_at(out, w / 2, h / 2, " text-anchor=\"middle\"", "no data");
     } else {
-        ticks(out, &ax, &ay, false);
+        if (has_places(c)) ticks(out, &ax, &ay, false);
         ticks(out, &ay, &ax, true);
         draw_all(out, c, &ax, &ay);
         if (c->rule && usable(&ay, *c->rule)) {
@@ -296,7 +313,7 @@ mla_status mla_svg_write(mla_str *out, const mla_svg_chart *c, mla_err *err)
             mla_str_printf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"r\"/>\n", ax.p0, p, ax.p1, p);
         }
         mla_str_printf(out, "<path d=\"M%.1f %.1fV%.1fH%.1f\" fill=\"none\" class=\"a\"/>\n", ax.p0, ay.p1, ay.p0, ax.p1);
-        legend(out, c, ax.p1);
+        legend(out, c, ax.p1 + 12, ay.p0 - ay.p1);
     }
     mla_str_put(out, "</svg>\n");
     return mla_str_ok(out) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "chart of more than %zu bytes", out->max);
