@@ -23,7 +23,7 @@ static mla_status label(mla_reference *r, const cli *c, const args *a, const mla
     r->engine = mla_strdup(mla_str_c(&engine));
     r->dtype = mla_strdup(!strcmp(a->run.precision, "fast") ? "bfloat16" : "float32");
     r->weights_sha256 = mla_strdup(id->weights_sha256);
-    bool ok = r->model && r->engine && r->dtype && r->weights_sha256;
+    bool ok = mla_str_ok(&engine) && r->model && r->engine && r->dtype && r->weights_sha256;
     if (ok && id->tokenizer_sha256[0]) ok = (r->tokenizer_sha256 = mla_strdup(id->tokenizer_sha256)) != NULL;
     mla_str_free(&engine);
     return ok ? MLA_OK : mla_fail(err, MLA_ENOMEM, "reference header");

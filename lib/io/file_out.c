@@ -166,10 +166,6 @@ mla_status mla_out_commit(mla_out *o, mla_err *err)
     struct stat sb;
     mla_status st = flush(o, err);
     if (st != MLA_OK) goto fail;
-    if (o->sha && !mla_sha256_ok(o->sha)) {
-        st = mla_fail(err, MLA_ENOMEM, "%s: the digest could not be computed", o->path);
-        goto fail;
-    }
     if (fstat(o->fd, &sb) != 0) {
         st = mla_sys_fail(err, o->path, "stat what was written");
         goto fail;

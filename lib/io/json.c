@@ -207,6 +207,8 @@ static mla_jv *lose(mla_jv *parent, cJSON *item)
     return NULL;
 }
 
+void mla_jv_lost(mla_jv *parent) { (void)lose(parent, NULL); }
+
 bool mla_jv_whole(const mla_jv *v)
 {
     if (!mla_jv_is_obj(v) && !mla_jv_is_arr(v)) return true;

@@ -68,6 +68,8 @@ mla_jv *mla_jv_add_arr(mla_jv *arr);
 mla_jv *mla_jv_add_str(mla_jv *arr, const char *s);
 mla_jv *mla_jv_add_f64(mla_jv *arr, double v);
 mla_jv *mla_jv_add_size(mla_jv *arr, size_t v);
+/* For a value that the caller had no memory for: the document is not whole, as after any setter above that gave NULL for that reason. */
+void mla_jv_lost(mla_jv *parent);
 void mla_jv_remove(mla_jv *obj, const char *key);
 
 /* Deterministic text: two-space indent, keys in stored order, shortest digits that read back the same double

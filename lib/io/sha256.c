@@ -1,57 +1,40 @@
-/* Digests over OpenSSL's EVP interface, and hashing of many files with two streams per core.
+/* Digests over OpenSSL's SHA functions, and hashing of many files with two streams per core.
  *
- * Digests in one call use the low-level functions: EVP allocates for each of them, and a void function cannot say that
- * there was no memory. OpenSSL 3 deprecates them in favour of EVP and keeps them. */
+ * The low-level functions: EVP allocates whenever a digest is begun or taken, and a digest that is all zero because there was no
+ * memory must not exist. OpenSSL 3 deprecates them in favour of EVP and keeps them; they run the same code. */
 #include "io/sha256.h"
 
 #define OPENSSL_SUPPRESS_DEPRECATED
-#include <openssl/evp.h>
 #include <openssl/sha.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/alloc.h"
 
 struct mla_sha256 {
-    EVP_MD_CTX *ctx, *copy; /* copy: scratch of mla_sha256_get, primed at creation */
-    bool failed;
+    SHA256_CTX c;
 };
 
 mla_status mla_sha256_new(mla_sha256 **out, mla_err *err)
 {
     mla_sha256 *h = mla_alloc(1, 1, sizeof *h);
-    if (h) {
-        h->ctx = EVP_MD_CTX_new();
-        h->copy = EVP_MD_CTX_new();
-    }
-    if (!h || !h->ctx || !h->copy || EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL) != 1) {
-        mla_sha256_free(h);
-        return mla_fail(err, MLA_ENOMEM, "sha256 context");
-    }
+    if (!h) return mla_fail(err, MLA_ENOMEM, "sha256 context");
+    SHA256_Init(&h->c);
     *out = h;
     return MLA_OK;
 }
 
 void mla_sha256_update(mla_sha256 *h, const void *data, size_t n)
 {
-    if (n && EVP_DigestUpdate(h->ctx, data, n) != 1) h->failed = true;
+    if (n) SHA256_Update(&h->c, data, n);
 }
 
 void mla_sha256_get(const mla_sha256 *h, unsigned char digest[32])
 {
-    if (h->failed || EVP_MD_CTX_copy_ex(h->copy, h->ctx) != 1 || EVP_DigestFinal_ex(h->copy, digest, NULL) != 1)
-        memset(digest, 0, 32);
+    SHA256_CTX c = h->c;
+    SHA256_Final(digest, &c);
 }
 
-bool mla_sha256_ok(const mla_sha256 *h) { return !h->failed; }
-
-void mla_sha256_free(mla_sha256 *h)
-{
-    if (!h) return;
-    EVP_MD_CTX_free(h->ctx);
-    EVP_MD_CTX_free(h->copy);
-    mla_free(h);
-}
+void mla_sha256_free(mla_sha256 *h) { mla_free(h); }
 
 void mla_sha256_bytes(const void *data, size_t n, unsigned char digest[32])
 {

@@ -15,9 +15,8 @@
 typedef struct mla_sha256 mla_sha256;
 MLA_CHECKED mla_status mla_sha256_new(mla_sha256 **out, mla_err *err);
 void mla_sha256_update(mla_sha256 *h, const void *data, size_t n);
-/* Digest of what was fed so far; more may follow. All zero, which no content has, when OpenSSL ran out of memory. */
+/* Digest of what was fed so far; more may follow. Neither this nor feeding can fail. */
 void mla_sha256_get(const mla_sha256 *h, unsigned char digest[32]);
-bool mla_sha256_ok(const mla_sha256 *h); /* false once an update failed */
 void mla_sha256_free(mla_sha256 *h);
 
 void mla_sha256_bytes(const void *data, size_t n, unsigned char digest[32]);

@@ -11,6 +11,7 @@ typedef struct {
     mla_model *m;
     const mla_kv_spelling *found; /* the row of its keys' scale: the model's spelling, settled by the first layer that has one */
     mla_str name;
+    bool no_memory;               /* a name could not be made: what it looked for is not known to be absent */
 } scan;
 
 void mla_kv_scale_name(mla_str *out, const mla_model *m, size_t layer, const char *suffix)
@@ -23,7 +24,9 @@ static const mla_tensor *find(scan *s, size_t layer, const char *suffix)
 {
     mla_str_clear(&s->name);
     mla_kv_scale_name(&s->name, s->m, layer, suffix);
-    return mla_str_ok(&s->name) ? mla_ckpt_find(s->m->ckpt, mla_str_c(&s->name)) : NULL;
+    if (mla_str_ok(&s->name)) return mla_ckpt_find(s->m->ckpt, mla_str_c(&s->name));
+    s->no_memory = true;
+    return NULL;
 }
 
 /* "layer 3", "MTP layer 0" */
@@ -132,6 +135,7 @@ mla_status mla_bind_kv_scales(mla_model *m, mla_err *err)
         if (!head) trunk = s.found;
     }
     s.found = trunk;
+    if (s.no_memory) st = mla_fail(err, MLA_ENOMEM, "names of KV scales"); /* not a model without scales */
     if (st == MLA_OK && !in_weights) st = complete(&s, retro, err);
     mla_str_free(&s.name);
     return st;

@@ -166,3 +166,13 @@ uint64_t mla_model_trunk_params(const mla_model *m)
         }
     return sum;
 }
+
+mla_status mla_model_unchanged(const mla_model *m, mla_err *err)
+{
+    const mla_gguf *g = mla_model_gguf(m);
+    const mla_ckpt *ck = mla_model_ckpt(m);
+    if (g) return mla_file_unchanged(mla_gguf_file(g), err);
+    for (size_t i = 0; i < mla_ckpt_shard_count(ck); i++)
+        if (mla_file_unchanged(mla_st_file(mla_ckpt_shard(ck, i)), err) != MLA_OK) return err->status;
+    return MLA_OK;
+}

@@ -83,6 +83,9 @@ MLA_CHECKED mla_status mla_model_kv_scale(const mla_model *m, size_t layer, mla_
 /* Appends the stored name of a scale of `layer` (MLA_MTP(i): of the MTP head), a suffix of kv_names.h. */
 void mla_kv_scale_name(mla_str *out, const mla_model *m, size_t layer, const char *suffix);
 
+/* The weight files are those that were opened: MLA_EIO names one that was replaced or changed since. */
+MLA_CHECKED mla_status mla_model_unchanged(const mla_model *m, mla_err *err);
+
 /* The model's tokenizer (tokenizer.json beside the weights, or the GGUF vocabulary). MLA_EUNSUPPORTED when none. */
 MLA_CHECKED mla_status mla_model_tokenizer(const mla_model *m, mla_tok **out, mla_err *err);
 /* The same for whoever can do without one: *out is NULL and why (may be NULL) says why when there is none, or none that is

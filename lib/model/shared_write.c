@@ -41,7 +41,6 @@ mla_status mla_teacher_of(mla_teacher *out, const mla_model *m, mla_err *err)
     }
     mla_sha256_get(h, digest);
     mla_hex(digest, 32, out->fingerprint);
-    if (st == MLA_OK && !mla_sha256_ok(h)) st = mla_fail(err, MLA_ENOMEM, "fingerprint");
     mla_sha256_free(h);
     mla_str_free(&name);
     char *path = m->ckpt ? mla_path_join(m->path, "config.json") : NULL, *text = NULL;
@@ -161,7 +160,6 @@ static mla_status content_digest(char hex[65], const mla_shared *s, size_t layer
         }
     mla_sha256_get(h, digest);
     mla_hex(digest, 32, hex);
-    if (!mla_sha256_ok(h)) st = mla_fail(err, MLA_ENOMEM, "digest");
     mla_sha256_free(h);
     return st;
 }

@@ -66,11 +66,8 @@ static mla_status fill(mla_jv *o, const mla_receipt_content *c, const mla_manife
 static mla_status base_unchanged(const mla_receipt_content *c, const mla_manifest *now, mla_err *err)
 {
     const mla_manifest *was = &c->in->base_files;
-    const mla_gguf *g = mla_model_gguf(c->in->model);
-    const mla_ckpt *ck = mla_model_ckpt(c->in->model);
-    if (g) return mla_file_unchanged(mla_gguf_file(g), err);
-    for (size_t i = 0; i < mla_ckpt_shard_count(ck); i++)
-        if (mla_file_unchanged(mla_st_file(mla_ckpt_shard(ck, i)), err) != MLA_OK) return err->status;
+    mla_status st = mla_model_unchanged(c->in->model, err);
+    if (st != MLA_OK || mla_model_gguf(c->in->model)) return st;
     for (size_t i = 0, j = 0; i < was->n && j < now->n;) {
         const mla_receipt_file *a = &was->file[i], *b = &now->file[j];
         int order = strcmp(a->name, b->name);

@@ -78,6 +78,7 @@ mla_status mla_identity_of(mla_identity *out, const mla_model *m, mla_pool *pool
         mla_hex(f.digest, 32, id.weights_sha256);
         (void)snprintf(id.root_digest, sizeof id.root_digest, "sha256:%s", id.weights_sha256);
     }
+    if (st == MLA_OK) st = mla_model_unchanged(m, err); /* what was hashed is what runs */
     mla_tok *tok = NULL;
     if (st == MLA_OK) st = mla_model_tokenizer_if_any(m, &tok, NULL, err);
     if (tok) {
@@ -100,7 +101,8 @@ void mla_identity_put(mla_jv *doc, const char *key, const mla_identity *id, cons
     while (b > 0 && path[b - 1] != '/') b--;
     char *name = mla_strndup(path + b, n - b);
     mla_jv *o = mla_jv_set_obj(doc, key);
-    mla_jv_set_str(o, "name", name && mla_utf8_valid(name, strlen(name)) && name[0] != '.' ? name : "model");
+    if (name) mla_jv_set_str(o, "name", mla_utf8_valid(name, strlen(name)) && name[0] != '.' ? name : "model");
+    else mla_jv_lost(o);
     mla_free(name);
     mla_jv_set_str(o, "architecture", c->architecture);
     mla_jv_set_str(o, "root_digest", id->root_digest);

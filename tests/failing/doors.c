@@ -1,11 +1,12 @@
 /* Calls that fail when told to: linked into the three programs by mk/failing.mk, in front of libc.
  *
- * MLA_FAIL=CALL:ERRNO:K makes call number K (from 0, counted from main on, after OpenSSL's own start, over all threads) of that kind fail with the errno
+ * MLA_FAIL=CALL:ERRNO:K makes call number K (from 0, counted from main on, over all threads) of that kind fail with the errno
  * (a number; 0 for write and read: only half is done). When it comes to that, one byte goes to descriptor MLA_FAIL_FD.
- * "swap" fails nothing: at open number K it renames the file MLA_FAIL_WITH to MLA_FAIL_PATH, as whoever replaces a source does.
+ * MLA_FAIL_TRACE=1 tells on stderr where it came. "swap" fails nothing: at open number K it renames the file MLA_FAIL_WITH to MLA_FAIL_PATH, as whoever replaces a source does.
  * "alloc" counts malloc, calloc, realloc and aligned_alloc of the program and of every library; under AddressSanitizer,
  * which needs those for itself, the allocations of base/alloc.h. */
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -19,7 +20,6 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "io/sha256.h"
 
 enum { ALLOC, OPEN, READ, WRITE, FSYNC, RENAME, MMAP, CLOSE, LINK, MKDIR, SWAP, CALLS };
 static const char *const NAME[CALLS] = {"alloc", "open", "read", "write", "fsync", "rename", "mmap", "close", "link", "mkdir", "swap"};
@@ -31,6 +31,10 @@ static bool fails(int call)
 {
     if (armed != call || atomic_fetch_sub(&countdown, 1) != 0) return false;
     (void)!syscall(SYS_write, report, "!", 1);
+    if (getenv("MLA_FAIL_TRACE")) {
+        void *at[40];
+        backtrace_symbols_fd(at, backtrace(at, 40), 2);
+    }
     errno = failure;
     return true;
 }
@@ -41,8 +45,7 @@ __attribute__((constructor)) static void arm(void) /* of the program: after thos
     char name[16];
     long k;
     if (!what || sscanf(what, "%15[a-z]:%d:%ld", name, &failure, &k) != 3) return;
-    mla_sha256 *first; /* OpenSSL 3 crashes in its first digest when memory is out there: that one is not counted */
-    if (mla_sha256_new(&first, NULL) == MLA_OK) mla_sha256_free(first);
+
     report = fd ? atoi(fd) : -1;
     atomic_store(&countdown, k);
     for (int i = 0; i < CALLS; i++)
