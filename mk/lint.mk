@@ -25,7 +25,7 @@ VALGRIND_TESTS := base tensor io quant linalg
 .PHONY: valgrind
 valgrind: $(VALGRIND_TESTS:%=$(BUILD)/tests/test_%)
 	@scripts/deps.sh valgrind
-	@CK_FORK=no scripts/run-tests.sh $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)
+	@scripts/run-tests.sh $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)
 $(BUILD)/valgrind/%: $(BUILD)/tests/test_%
 	@mkdir -p $(@D)
 	@printf '#!/bin/sh\nexec valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite %s\n' $< >$@ && chmod +x $@
