@@ -204,7 +204,7 @@ mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
     args a = {.tokens = 32768, .judge_tokens = 8192};
     static const char M[] = "measuring", J[] = "judging", W[] = "writing";
     const cli_option opt[] = {
-        {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on; may be given several times", "the bundled corpus", M},
+        {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on", "the bundled corpus", M},
         {"tokens", 0, CLI_SIZE, &a.tokens, "N", "measure on at most N tokens", "32768", M},
         {"row-tokens", 0, CLI_SIZE, &a.o.row_tokens, "N", "tokens of one sequence, each from position 0", "1024", M},
         {"keep", 0, CLI_STR, &a.o.keep, "FILE", "keep what is measured in FILE after every 8192 tokens, outside of MODEL; the same command goes on from there "

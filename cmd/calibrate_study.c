@@ -67,7 +67,7 @@ mla_status cmd_calibrate_study(cli *c, int argc, char **argv, mla_err *err)
     args a = {.tokens = 16384, .judge_tokens = 8192};
     static const char M[] = "measuring", J[] = "judging";
     const cli_option opt[] = {
-        {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on; may be given several times", "the bundled corpus", M},
+        {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on", "the bundled corpus", M},
         {"tokens", 0, CLI_SIZE, &a.tokens, "N", "measure on at most N tokens", "16384", M},
         {"row-tokens", 0, CLI_SIZE, &a.o.row_tokens, "N", "tokens of one sequence, each from position 0", "1024", M},
         {"headroom", 0, CLI_DOUBLE, &a.o.headroom, "F", "room of the float formats above the measured range, a factor", "1.5", M},

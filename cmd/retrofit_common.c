@@ -57,7 +57,7 @@ size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
     };
     const cli_option corpus[] = {
         {.name = "corpus", .kind = CLI_LIST, .target = &a->corpus, .metavar = "FILE", .group = "calibration",
-         .help = "text, .jsonl with a text field, or token ids; may be given several times", .def = "the bundled corpus"},
+         .help = "text, .jsonl with a text field, or token ids", .def = "the bundled corpus"},
         {.name = "held-out", .kind = CLI_STR, .target = &a->held_out, .metavar = "FILE", .group = "calibration",
          .help = "text for held-out losses; without it every 8th row of --corpus is held out"},
         {.name = "calibration-tokens", .kind = CLI_SIZE, .target = &a->tokens, .metavar = "N", .group = "calibration", .def = "131072",

@@ -71,7 +71,7 @@ mla_status cmd_retrofit_unpack(cli *c, int argc, char **argv, mla_err *err)
 {
     cli_list tensor = {0};
     const cli_option opt[] = {{.name = "tensor", .kind = CLI_LIST, .target = &tensor, .metavar = "NAME",
-                               .help = "only this tensor, into the safetensors file OUT; may be given several times"}};
+                               .help = "only this tensor, into the safetensors file OUT"}};
     const cli_spec spec = {.args = "BUNDLE.mlapack OUT",
                            .about = "Unpacks a bundle into the new folder OUT, byte for byte: every file's sha256 is compared before it gets its name. "
                                     "OUT appears only when it is whole; a killed run continues when it is run again.",

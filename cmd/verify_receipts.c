@@ -46,7 +46,7 @@ mla_status cmd_verify_receipts(cli *c, int argc, char **argv, mla_err *err)
     const cli_option opts[] = {
         {"base", 0, CLI_STR, &a.base, "DIR", "compare this base folder with the one that the receipt records, too", NULL, NULL},
         {"consumer", 0, CLI_LIST, &a.consumer, "NAME", "replay what this engine does with every stored KV scale: mla-toolkit, vllm-0.33, vllm-auto, "
-         "vllm-remap, vllm-twice, sglang, tensorrt-llm (docs/format-kv-scales.md); may be given several times", NULL, NULL},
+         "vllm-remap, vllm-twice, sglang, tensorrt-llm (docs/format-kv-scales.md)", NULL, NULL},
         {"no-receipt", 0, CLI_FLAG, &a.no_receipt, NULL, "judge configuration, scales, weights and consumers of a folder that has no receipt", NULL, NULL},
         {"values", 0, CLI_FLAG, &a.values, NULL, "decode every weight and look for values that are not finite", NULL, NULL},
         {"junit", 0, CLI_STR, &a.files.junit, "FILE", "write JUnit XML", NULL, "report files"},

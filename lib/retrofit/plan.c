@@ -3,9 +3,10 @@
 
 #include "model/factors.h"
 #include "model/shared.h"
+#include "retrofit/fit_rows.h"
 #include "retrofit/metric.h"
 #include "retrofit/ranks.h"
-#include "retrofit/refine.h"
+#include "retrofit/refine_rows.h"
 #include "retrofit/shared_rows.h"
 
 /* What the same bytes per token buy with every number of shared rotary keys, and with exact ones (layout n). */
@@ -61,7 +62,7 @@ mla_status mla_plan_make(mla_plan *p, const mla_model *m, const mla_recipe *r, m
     uint64_t row = (uint64_t)r->row_tokens * (c->hidden * 6ull + c->intermediate * 3ull) * 4 + (uint64_t)r->row_tokens * r->row_tokens * H * 4;
     p->peak_bytes = params * 4 + 2 * p->stats_bytes + row;
     if (!shared && r->refine_steps && (!p->features || p->rank < p->features))
-        p->work_bytes = p->full_layers * (uint64_t)mla_rows_bytes(c, r->layout, r->row_tokens) * (r->refine_tokens / r->row_tokens + MLA_REFINE_HELD);
+        p->work_bytes = p->full_layers * (uint64_t)mla_rows_bytes(c, r->layout, r->row_tokens) * (r->refine_tokens / r->row_tokens + MLA_FIT_HELD);
     if (shared) p->work_bytes = (uint64_t)r->calibration_tokens * p->full_layers * mla_shared_row_bytes(c);
     p->disk_new_bytes = p->factor_bytes + (mla_model_gguf(m) ? params * 4 : 0);
     p->forward_flops = 2.0 * (double)params * (double)r->calibration_tokens;

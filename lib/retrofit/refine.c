@@ -1,16 +1,13 @@
 /* Adam over rows of one layer; acceptance on held-out rows. */
 #include "retrofit/refine.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "retrofit/adam.h"
+#include "retrofit/fit_rows.h"
 
-#define STEP 0.01     /* of the mean magnitude */
-#define BETA1 0.9
-#define BETA2 0.999
 #define SHUFFLE 0x5eedu /* streams of random numbers */
 #define PHASES 0xfa5eu
 
@@ -22,36 +19,13 @@ struct mla_refiner {
     int32_t *ids;      /* of all rows, for recording behind a prefix */
 };
 
-/* Ids of the rows to record: held-out ones, then fit's, evenly spread. Caller frees. */
-static mla_status choose_rows(mla_refiner *r, int32_t **out, mla_err *err)
-{
-    const mla_refine_opts *o = &r->o;
-    size_t T = o->rows.row_tokens, have = o->n_fit / T, want = o->tokens / T, held = o->n_held / T;
-    if (want > have) want = have;
-    r->held = held < MLA_REFINE_HELD ? held : MLA_REFINE_HELD;
-    bool own = held == 0; /* hold back every 8th */
-    if (own) r->held = want / 8;
-    r->fit = own ? want - r->held : want;
-    if (r->held == 0 || r->fit == 0)
-        return mla_fail(err, MLA_EINVAL, "refinement needs text: %zu rows of %zu tokens to fit, %zu held out", r->fit, T, r->held);
-    int32_t *ids = mla_alloc_raw(r->held + r->fit, T, sizeof *ids);
-    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu rows", r->held + r->fit);
-    for (size_t i = 0; !own && i < r->held; i++) memcpy(ids + i * T, o->held + i * held / r->held * T, T * sizeof *ids);
-    for (size_t i = 0, h = 0, f = 0; i < want; i++) {
-        bool back = own && i % 8 == 7;
-        size_t to = back ? h++ : r->held + f++;
-        memcpy(ids + to * T, o->fit + i * have / want * T, T * sizeof *ids);
-    }
-    *out = ids;
-    return MLA_OK;
-}
-
 mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err *err)
 {
     mla_refiner *r = mla_alloc(1, 1, sizeof *r);
     if (!r) return mla_fail(err, MLA_ENOMEM, "refinement");
     r->o = *o;
-    mla_status st = choose_rows(r, &r->ids, err);
+    mla_fit_text text = {o->fit, o->held, o->n_fit, o->n_held, o->rows.row_tokens, o->tokens};
+    mla_status st = mla_fit_rows(&r->ids, &r->held, &r->fit, &text, "refinement", err);
     if (st == MLA_OK) st = mla_rows_record(&o->rows, r->ids, r->held + r->fit, err);
     if (st == MLA_OK) *out = r;
     else mla_refiner_free(r);
@@ -171,73 +145,22 @@ mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f
 
 enum { PARTS = 5 }; /* E, D, mu; Er, Rq where there are any */
 
-typedef struct { /* one of them */
-    float *x, *m, *v;
-    size_t n;
-    double rate;
-} param;
-
-static void parts_of(float *x[PARTS], size_t n[PARTS], const mla_factors *f)
+/* Rotary maps are zero but for the pairs of one frequency each, which alone move. */
+static void parts_of(mla_adam_part p[PARTS], const mla_factors *f)
 {
-    float *const at[PARTS] = {f->E, f->D, f->mu, f->Er, f->Rq};
-    const size_t count[PARTS] = {f->groups * f->r * f->n, f->groups * f->r * f->nd, f->groups * f->n, f->w * f->n / 2, f->w * f->n / 2};
-    memcpy(x, at, sizeof at);
-    memcpy(n, count, sizeof count);
+    p[0] = (mla_adam_part){.x = f->E, .n = f->groups * f->r * f->n};
+    p[1] = (mla_adam_part){.x = f->D, .n = f->groups * f->r * f->nd};
+    p[2] = (mla_adam_part){.x = f->mu, .n = f->groups * f->n};
+    p[3] = (mla_adam_part){.x = f->Er, .n = f->w * f->n / 2, .sparse = true};
+    p[4] = (mla_adam_part){.x = f->Rq, .n = f->w * f->n / 2, .sparse = true};
 }
 
-typedef struct {
-    param *p;
-    const batch *b;
-    size_t which;
-    double step, fix1, fix2; /* learning rate; 1 - beta^t */
-} update;
-
-/* Elements [b, e): the sum of the slots' gradients in slot order, then Adam. */
-static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
+static const float *gradient(const void *ctx, size_t slot, size_t part)
 {
-    (void)worker;
-    update *u = ctx;
-    param *p = u->p;
-    for (size_t i = begin; i < end; i++) {
-        float g = 0;
-        for (size_t k = 0; k < u->b->slots; k++) {
-            const mla_factors *f = &u->b->grad[k];
-            const float *const part[PARTS] = {f->E, f->D, f->mu, f->Er, f->Rq};
-            g += part[u->which][i];
-        }
-        p->m[i] = (float)(BETA1 * p->m[i] + (1 - BETA1) * g);
-        p->v[i] = (float)(BETA2 * p->v[i] + (1 - BETA2) * g * g);
-        double s = sqrt(p->v[i] / u->fix2);
-        if (s > 0) p->x[i] -= (float)(u->step * (p->m[i] / u->fix1) / s);
-    }
-}
-
-static void param_free(param p[PARTS])
-{
-    for (size_t k = 0; k < PARTS; k++) {
-        mla_free(p[k].m);
-        mla_free(p[k].v);
-    }
-}
-
-/* Rotary maps are zero but for the pairs of one frequency each, which alone move: the mean magnitude is theirs. */
-static mla_status param_new(param p[PARTS], mla_factors *f, mla_err *err)
-{
-    float *x[PARTS];
-    size_t n[PARTS];
-    parts_of(x, n, f);
-    for (size_t k = 0; k < PARTS; k++) {
-        double sum = 0;
-        size_t moving = 0;
-        for (size_t i = 0; i < n[k]; i++) sum += fabs((double)x[k][i]), moving += k < 3 || x[k][i] != 0;
-        p[k] = (param){.x = x[k], .n = n[k], .rate = moving ? STEP * sum / (double)moving : 0, .m = mla_alloc(n[k], 1, sizeof(float)), .v = mla_alloc(n[k], 1, sizeof(float))};
-    }
-    for (size_t k = 0; k < PARTS; k++)
-        if (!p[k].m || !p[k].v) {
-            param_free(p);
-            return mla_fail(err, MLA_ENOMEM, "moments of %zu parameters", n[0]);
-        }
-    return MLA_OK;
+    const batch *b = ctx;
+    mla_adam_part p[PARTS];
+    parts_of(p, &b->grad[slot]);
+    return p[part].x;
 }
 
 /* A fixed random order of n rows, another for each pass. */
@@ -254,12 +177,13 @@ static void shuffle(size_t *order, size_t n, size_t pass)
 static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, mla_err *err)
 {
     batch b = {0};
-    param p[PARTS] = {0};
-    size_t slots = r->fit < MLA_REFINE_ROWS ? r->fit : MLA_REFINE_ROWS, at = 0, pass = 0;
+    mla_adam_part p[PARTS];
+    size_t slots = r->fit < MLA_ADAM_SLOTS ? r->fit : MLA_ADAM_SLOTS, at = 0, pass = 0;
     size_t *order = mla_alloc(r->fit, 1, sizeof *order);
     mla_status st = order ? MLA_OK : mla_fail(err, MLA_ENOMEM, "order of %zu rows", r->fit);
     if (st == MLA_OK) st = batch_new(&b, r, f, slots, true, err);
-    if (st == MLA_OK && (st = param_new(p, f, err)) != MLA_OK) batch_free(&b);
+    parts_of(p, f);
+    if (st == MLA_OK && (st = mla_adam_begin(p, PARTS, err)) != MLA_OK) batch_free(&b);
     if (st != MLA_OK) {
         mla_free(order);
         return st;
@@ -272,14 +196,10 @@ static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, ml
             b.phase[i] = mla_rng_below(PHASES, step * slots + i, b.stride);
         }
         mla_par_for(r->o.rows.pool, slots, 1, batch_rows, &b);
-        double left = 1 - (double)step / (double)r->o.steps, t = (double)(step + 1);
-        for (size_t k = 0; k < PARTS; k++) {
-            update u = {.p = &p[k], .b = &b, .which = k, .step = p[k].rate * left, .fix1 = 1 - pow(BETA1, t), .fix2 = 1 - pow(BETA2, t)};
-            mla_par_for(r->o.rows.pool, p[k].n, 4096, update_span, &u);
-        }
+        mla_adam_step(p, PARTS, step, r->o.steps, r->o.rows.pool, gradient, slots, &b);
         mla_progress_add(prog, 1);
     }
-    param_free(p);
+    mla_adam_end(p, PARTS);
     batch_free(&b);
     mla_free(order);
     return MLA_OK;

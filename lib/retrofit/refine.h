@@ -1,8 +1,7 @@
 /* Local refinement: encoder, decoder and mean of one layer moved by first-order steps on the error of that layer's own
  * output (refine_local.h), inputs from the original model. No backpropagation through the model.
  *
- * Adam, step size 0.01 x the mean magnitude of each of E, D and mu, falling linearly to 0; every step sums the gradients of
- * MLA_REFINE_ROWS rows in row order, so the bytes do not depend on the number of threads. A layer's refinement is kept only
+ * Adam (adam.h), MLA_ADAM_SLOTS rows a step; the bytes do not depend on the number of threads. A layer's refinement is kept only
  * if it lowers the loss on rows that no step has seen. At the end the latent gets the closed form's gauge again: unit
  * variance per coordinate, sorted by what each coordinate adds to the output, so that FP8 scales and prefixes keep working
  * (prefixes of a refined layer are usable, but only the full rank was refined). */
@@ -14,9 +13,7 @@
 #include "retrofit/refine_rows.h"
 #include "retrofit/solve.h"
 
-#define MLA_REFINE_ROWS 8     /* rows per step */
-#define MLA_REFINE_HELD 8     /* held-out rows, at most */
-#define MLA_REFINE_STRIDE 4   /* every 4th query of a row counts in a step, from a phase that changes */
+#define MLA_REFINE_STRIDE 4 /* every 4th query of a row counts in a step, from a phase that changes */
 
 typedef struct {
     mla_rows_opts rows;

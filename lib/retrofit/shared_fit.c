@@ -7,16 +7,14 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "linalg/gemm.h"
+#include "retrofit/adam.h"
+#include "retrofit/fit_rows.h"
 #include "retrofit/ranks.h"
 #include "retrofit/shared_local.h"
 #include "retrofit/shared_solve.h"
 
-#define STEP 0.01      /* of the mean magnitude */
-#define BETA1 0.9
-#define BETA2 0.999
 #define SHUFFLE 0x5a4edu
-#define MASS_ROWS 16   /* rows whose attention by distance is measured */
-#define SPAN 65536     /* parameters per piece of an update */
+#define MASS_ROWS 16 /* rows whose attention by distance is measured */
 
 typedef struct {
     const mla_shared_fit_opts *o;
@@ -95,59 +93,36 @@ static mla_status measure(const fitter *f, const mla_shared *s, double *out, mla
     return isfinite(*out) ? MLA_OK : mla_fail(err, MLA_EFORMAT, "the loss on held-out rows is not finite");
 }
 
-typedef struct {
-    const batch *b;
-    float *x, *m, *v;
-    const double *rate;         /* per part */
-    const size_t *end;          /* where part k ends */
-    double step, fix1, fix2;
-    size_t n;
-} update;
-
-/* Parameters [SPAN b, SPAN e): sum of the slots' gradients in slot order, then Adam. */
-static void update_span(void *ctx, size_t begin, size_t end, size_t worker)
+/* Part k of a layer's maps, which lie one after the other behind E. */
+static const float *part_of(const mla_shared *s, size_t k)
 {
-    (void)worker;
-    update *u = ctx;
-    for (size_t i = begin * SPAN, part = 0, stop = end * SPAN < u->n ? end * SPAN : u->n; i < stop; i++) {
-        float g = 0;
-        while (i >= u->end[part]) part++;
-        for (size_t k = 0; k < u->b->slots; k++) g += u->b->grad[k].E[i];
-        u->m[i] = (float)(BETA1 * u->m[i] + (1 - BETA1) * g);
-        u->v[i] = (float)(BETA2 * u->v[i] + (1 - BETA2) * g * g);
-        double s = sqrt(u->v[i] / u->fix2);
-        if (s > 0) u->x[i] -= (float)(u->step * u->rate[part] * (u->m[i] / u->fix1) / s);
-    }
+    size_t at = 0;
+    for (size_t i = 0; i < k; i++) at += mla_shared_part(s, i);
+    return s->E + at;
+}
+
+static const float *gradient(const void *ctx, size_t slot, size_t part)
+{
+    return part_of(&((const batch *)ctx)->grad[slot], part);
 }
 
 static mla_status descend(fitter *f, mla_shared *s, mla_err *err)
 {
-    size_t n = mla_shared_floats(s), steps = f->o->recipe->refine_steps, end[MLA_SHARED_PARTS];
-    double rate[MLA_SHARED_PARTS];
+    size_t steps = f->o->recipe->refine_steps;
+    mla_adam_part p[MLA_SHARED_PARTS];
     batch b;
-    update u = {.b = &b, .x = s->E, .n = n, .rate = rate, .end = end};
-    mla_status st = batch_new(&b, f, s, f->fit < MLA_SHARED_ROWS ? f->fit : MLA_SHARED_ROWS, true, err);
+    mla_status st = batch_new(&b, f, s, f->fit < MLA_ADAM_SLOTS ? f->fit : MLA_ADAM_SLOTS, true, err);
     if (st != MLA_OK) return st;
-    u.m = mla_alloc(n, 1, sizeof *u.m);
-    u.v = mla_alloc(n, 1, sizeof *u.v);
-    if (!u.m || !u.v) st = mla_fail(err, MLA_ENOMEM, "moments of %zu parameters", n);
-    for (size_t k = 0, at = 0; k < MLA_SHARED_PARTS; k++) {
-        double sum = 0;
-        for (size_t i = 0; i < mla_shared_part(s, k); i++) sum += fabs((double)s->E[at++]);
-        rate[k] = STEP * sum / (double)mla_shared_part(s, k);
-        end[k] = at;
-    }
+    float *x = s->E;
+    for (size_t k = 0; k < MLA_SHARED_PARTS; x += p[k++].n) p[k] = (mla_adam_part){.x = x, .n = mla_shared_part(s, k)};
+    st = mla_adam_begin(p, MLA_SHARED_PARTS, err);
     for (size_t t = 0; st == MLA_OK && t < steps; t++) {
         for (size_t i = 0; i < b.slots; i++) b.row[i] = f->held + mla_rng_below(SHUFFLE, t * b.slots + i, f->fit);
         mla_par_for(f->o->pool, b.slots, 1, batch_run, &b);
-        u.step = 1 - (double)t / (double)steps;
-        u.fix1 = 1 - pow(BETA1, (double)t + 1);
-        u.fix2 = 1 - pow(BETA2, (double)t + 1);
-        mla_par_for(f->o->pool, (n + SPAN - 1) / SPAN, 1, update_span, &u);
+        mla_adam_step(p, MLA_SHARED_PARTS, t, steps, f->o->pool, gradient, b.slots, &b);
         mla_progress_add(&f->prog, 1);
     }
-    mla_free(u.m);
-    mla_free(u.v);
+    if (st == MLA_OK) mla_adam_end(p, MLA_SHARED_PARTS);
     batch_free(&b);
     return st;
 }
@@ -214,24 +189,14 @@ static mla_status fit_layer(fitter *f, size_t layer, mla_shared *s, mla_shared_r
     return st == MLA_OK ? st : mla_wrap(err, "layer %zu", layer);
 }
 
-/* Held-out rows first, then fit's. */
 static mla_status record(fitter *f, mla_err *err)
 {
     const mla_shared_fit_opts *o = f->o;
-    size_t T = o->rows.row_tokens, have = o->n_fit / T, held = o->n_held / T;
-    bool own = held == 0;
-    f->held = own ? have / 8 : held < MLA_SHARED_HELD ? held : MLA_SHARED_HELD;
-    f->fit = own ? have - f->held : have;
-    if (!f->held || !f->fit)
-        return mla_fail(err, MLA_EINVAL, "layout shared-rotary needs text: %zu rows of %zu tokens to fit, %zu held out", f->fit, T, f->held);
-    int32_t *ids = mla_alloc_raw(f->held + f->fit, T, sizeof *ids);
-    if (!ids) return mla_fail(err, MLA_ENOMEM, "%zu rows", f->held + f->fit);
-    for (size_t i = 0; !own && i < f->held; i++) memcpy(ids + i * T, o->held + i * held / f->held * T, T * sizeof *ids);
-    for (size_t i = 0, h = 0, k = 0; i < have; i++) {
-        bool back = own && i % 8 == 7;
-        memcpy(ids + (back ? h++ : f->held + k++) * T, o->fit + i * T, T * sizeof *ids);
-    }
-    mla_status st = mla_shared_record(&o->rows, ids, f->held + f->fit, err);
+    mla_fit_text text = {o->fit, o->held, o->n_fit, o->n_held, o->rows.row_tokens, SIZE_MAX};
+    int32_t *ids;
+    mla_status st = mla_fit_rows(&ids, &f->held, &f->fit, &text, "layout shared-rotary", err);
+    if (st != MLA_OK) return st;
+    st = mla_shared_record(&o->rows, ids, f->held + f->fit, err);
     mla_free(ids);
     return st;
 }

@@ -1,8 +1,7 @@
 /* Factors of the shared-rotary layout for all layers of a model: closed form (shared_solve.h), then all maps moved together by
  * first-order steps against each layer's own output (shared_local.h), kept where that lowers the loss on held-out rows.
  *
- * Adam (0.9, 0.999), step size 0.01 x the mean magnitude of each map, falling linearly to 0, MLA_SHARED_ROWS rows a step summed
- * in row order: same bytes whatever the thread count. */
+ * Adam (adam.h), MLA_ADAM_SLOTS rows a step: same bytes whatever the thread count. */
 #ifndef MLA_RETROFIT_SHARED_FIT_H
 #define MLA_RETROFIT_SHARED_FIT_H
 #include <stdbool.h>
@@ -16,9 +15,6 @@
 #include "model/shared.h"
 #include "retrofit/recipe.h"
 #include "retrofit/shared_rows.h"
-
-#define MLA_SHARED_ROWS 8 /* rows per step */
-#define MLA_SHARED_HELD 8 /* held-out rows, at most */
 
 typedef struct {
     size_t layer;

@@ -10,6 +10,7 @@
 #include "retrofit/refine.h"
 #include "retrofit/piece.h"
 #include "synth.h"
+#include "tiny_refiner.h"
 
 enum { T = 13, H = 4, G = 2, d = 8, ROT = 4, HD = H * d, MAXF = G * 2 * d };
 
@@ -391,35 +392,19 @@ END_TEST
 /* Refines layer 5 of the tiny hybrid from wrong factors on few rows. */
 static void refine_tiny(mla_factors *f, mla_refined *out, size_t threads)
 {
-    mla_model *m;
-    mla_backend *be;
-    mla_pool *pool;
-    mla_refiner *r;
+    tiny_refiner t;
     mla_err err;
-    mla_solution s = {.layer = 5, .groups = 1, .n = 224};
-    char *dir = mla_test_tmpdir();
-    int32_t ids[12 * 48];
-    for (size_t i = 0; i < 12 * 48; i++) ids[i] = (int32_t)mla_rng_below(77, i, 2048);
-    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
-    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = threads}, &err));
-    ck_ok(mla_pool_new(&pool, threads, &err));
-    mla_refine_opts o = {.rows = {.model = m, .be = be, .pool = pool, .layout = MLA_LAYOUT_N, .groups = 1, .row_tokens = 48, .dir = dir},
-                         .fit = ids, .n_fit = 12 * 48, .tokens = 12 * 48, .steps = 12};
-    ck_ok(mla_refiner_new(&r, &o, &err));
-    ck_ok(mla_factors_new(f, MLA_LAYOUT_N, 1, 224, 40, &err));
-    for (size_t i = 0; i < 40; i++) f->E[i * 224 + 5 * i] = f->D[5 * i * 40 + i] = 1;
-    s.C = mla_alloc(224, 224, sizeof(double)); /* zero: the gauge is left alone */
-    s.Lambda = mla_alloc(224, 224, sizeof(double));
+    mla_solution s = {.layer = 5, .groups = 1, .n = TINY_FEATURES};
+    tiny_refiner_open(&t, threads, 12);
+    tiny_refiner_factors(f, 40, 40, 5);
+    s.C = mla_alloc(TINY_FEATURES, TINY_FEATURES, sizeof(double)); /* zero: the gauge is left alone */
+    s.Lambda = mla_alloc(TINY_FEATURES, TINY_FEATURES, sizeof(double));
     ck_assert(s.C && s.Lambda);
     mla_progress prog = mla_progress_begin(NULL, "steps", 12, "steps");
-    ck_ok(mla_refine_layer(r, &s, f, out, &prog, &err));
+    ck_ok(mla_refine_layer(t.r, &s, f, out, &prog, &err));
     mla_free(s.C);
     mla_free(s.Lambda);
-    mla_refiner_free(r);
-    mla_pool_free(pool);
-    mla_backend_close(be);
-    mla_model_close(m);
-    mla_free(dir);
+    tiny_refiner_close(&t);
 }
 
 START_TEST(threads_do_not_change_the_bits)

@@ -8,6 +8,7 @@
 #include "harness.h"
 #include "retrofit/sequential.h"
 #include "synth.h"
+#include "tiny_refiner.h"
 
 static const mla_eigen HOST = {0};
 
@@ -154,53 +155,34 @@ static void covariance(double *C, mla_refiner *r)
 /* Layer 5 of the tiny hybrid behind layers 1 and 3 of rank 6. */
 static void behind(mla_factors *f, mla_sequential_result *out, size_t threads)
 {
-    mla_model *m;
-    mla_backend *be;
-    mla_pool *pool;
-    mla_refiner *r;
+    tiny_refiner t;
     mla_err err;
     mla_factors prefix[2];
     const size_t layer[2] = {1, 3};
     mla_solution s = {.layout = MLA_LAYOUT_N, .layer = 5, .groups = 1, .kv_heads = 4, .n = 224, .keys = 96};
-    char *dir = mla_test_tmpdir();
-    int32_t ids[12 * 48];
-    for (size_t i = 0; i < 12 * 48; i++) ids[i] = (int32_t)mla_rng_below(77, i, 2048);
-    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
-    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = threads}, &err));
-    ck_ok(mla_pool_new(&pool, threads, &err));
-    mla_refine_opts o = {.rows = {.model = m, .be = be, .pool = pool, .layout = MLA_LAYOUT_N, .groups = 1, .row_tokens = 48, .dir = dir},
-                         .fit = ids, .n_fit = 12 * 48, .tokens = 12 * 48, .steps = 2};
-    ck_ok(mla_refiner_new(&r, &o, &err));
-    for (size_t k = 0; k < 2; k++) {
-        ck_ok(mla_factors_new(&prefix[k], MLA_LAYOUT_N, 1, 224, 6, &err));
-        for (size_t i = 0; i < 6; i++) prefix[k].E[i * 224 + 9 * i] = prefix[k].D[9 * i * 6 + i] = 1;
-    }
+    tiny_refiner_open(&t, threads, 2);
+    for (size_t k = 0; k < 2; k++) tiny_refiner_factors(&prefix[k], 6, 6, 9);
     s.mu = mla_alloc(224, 1, sizeof(double));
     s.C = mla_alloc(224, 224, sizeof(double));
     s.Lambda = mla_alloc(224, 224, sizeof(double));
     ck_assert(s.mu && s.C && s.Lambda);
     for (size_t i = 0; i < 224; i++) s.Lambda[i * 224 + i] = 1;
-    covariance(s.C, r);
-    ck_ok(mla_factors_new(f, MLA_LAYOUT_N, 1, 224, 60, &err));
-    for (size_t i = 0; i < 24; i++) f->E[i * 224 + 9 * i] = f->D[9 * i * 60 + i] = 1; /* poor ones: any fit is better */
+    covariance(s.C, t.r);
+    tiny_refiner_factors(f, 60, 24, 9); /* poor ones: any fit is better */
     double alone, followed;
-    ck_ok(mla_refine_measure(r, 5, f, &alone, &err));
-    ck_ok(mla_refiner_follow(r, 5, prefix, layer, 2, &err));
-    ck_ok(mla_refine_measure(r, 5, f, &followed, &err));
+    ck_ok(mla_refine_measure(t.r, 5, f, &alone, &err));
+    ck_ok(mla_refiner_follow(t.r, 5, prefix, layer, 2, &err));
+    ck_ok(mla_refine_measure(t.r, 5, f, &followed, &err));
     ck_assert_msg(followed != alone, "the prefix changed nothing: %g", alone);
-    ck_ok(mla_sequential(r, &s, &HOST, f, out, &err));
+    ck_ok(mla_sequential(t.r, &s, &HOST, f, out, &err));
     ck_assert(out->before == followed && out->kept == (out->after < out->before));
-    ck_ok(mla_refine_measure(r, 5, f, &alone, &err));
+    ck_ok(mla_refine_measure(t.r, 5, f, &alone, &err));
     ck_assert(alone == out->after);
     for (size_t k = 0; k < 2; k++) mla_factors_free(&prefix[k]);
     mla_free(s.mu);
     mla_free(s.C);
     mla_free(s.Lambda);
-    mla_refiner_free(r);
-    mla_pool_free(pool);
-    mla_backend_close(be);
-    mla_model_close(m);
-    mla_free(dir);
+    tiny_refiner_close(&t);
 }
 
 START_TEST(a_prefix_is_followed_with_the_same_bits)
