@@ -112,6 +112,13 @@ run_model() { # $model $base $title
 }
 
 # One part of the objective taken away at a time (bench_ablation), then one switch of the recipe at a time. KLD at every budget.
+keep_columns() { # the rest of a table's head: a column for every budget
+    for k in $keeps; do printf ' keep %s |' "$k"; done
+    printf '\n|---|'
+    for k in $keeps; do printf -- '---|'; done
+    printf '\n'
+}
+
 run_ablation() {
     [ -n "$switches" ] || return 0
     for k in $keeps; do
@@ -129,10 +136,7 @@ run_ablation() {
     done
     {
         printf '**%s**, one part or switch at a time beside the closed form at one rank, %s calibration tokens, KLD.\n\n| |' "$title" "$tokens"
-        for k in $keeps; do printf ' keep %s |' "$k"; done
-        printf '\n|---|'
-        for k in $keeps; do printf -- '---|'; done
-        printf '\n'
+        keep_columns
         while read -r name what; do
             printf '| %s |' "$what"
             for k in $keeps; do printf ' %s |' "$(printf %.5f "$(figure 2 "$dir/$model.without.$k.$tokens.$name.safetensors")")"; done
@@ -164,10 +168,7 @@ run_study() { # the last stage over calibration tokens, beside the published kin
     done
     {
         printf '**%s**, KLD by calibration tokens: balanced-pca, then %s.\n\n| tokens |' "$title" "$last"
-        for k in $keeps; do printf ' keep %s |' "$k"; done
-        printf '\n|---|'
-        for k in $keeps; do printf -- '---|'; done
-        printf '\n'
+        keep_columns
         for t in $study; do
             printf '| %s |' "$t"
             for k in $keeps; do
