@@ -5,6 +5,11 @@ $(BENCH_PROGS): $(BUILD)/bench/%: tests/bench/%.c tests/bench/lab.c tests/bench/
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests/bench -o $@ $(filter %.c %.a,$^) $(LDLIBS_ALL)
 
+# A checkpoint of any configuration's true shapes, filled from a seed.
+$(BUILD)/bench/synthetic_checkpoint: tests/bench/synthetic_checkpoint.c tests/model/build.c tests/harness.c tests/xml.c $(BUILD)/libmla.a
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -o $@ $(filter %.c %.a,$^) $(CHECK_LIBS) $(LDLIBS_ALL)
+
 $(BUILD)/bench/child: tests/bench/child.c
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -o $@ $<
