@@ -179,6 +179,7 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
         }
         if (a->spelling) (void)mla_cal_spelling_parse(a->spelling, &sp); /* the choice was checked */
         size_t n = s.text.ids.n < a->tokens ? s.text.ids.n : a->tokens, nj = s.judge.ids.n < a->judge_tokens ? s.judge.ids.n : a->judge_tokens;
+        a->o.pool = s.pool;
         if (a->o.keep) st = keep_key(a->o.keep_key, c, a, &s, n, err);
         if (st == MLA_OK) st = mla_cal_measure(&cal, s.rt, s.text.ids.id, n, sp, &a->o, err);
         if (st == MLA_OK) {
@@ -207,7 +208,7 @@ mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
         {"corpus", 0, CLI_LIST, &a.corpus, "FILE", "text, jsonl or token ids to measure ranges on", "the bundled corpus", M},
         {"tokens", 0, CLI_SIZE, &a.tokens, "N", "measure on at most N tokens", "32768", M},
         {"row-tokens", 0, CLI_SIZE, &a.o.row_tokens, "N", "tokens of one sequence, each from position 0", "1024", M},
-        {"keep", 0, CLI_STR, &a.o.keep, "FILE", "keep what is measured in FILE after every 8192 tokens, outside of MODEL; the same command goes on from there "
+        {"keep", 0, CLI_STR, &a.o.keep, "FILE", "keep what is measured in FILE after every pass (8192 tokens or more), outside of MODEL; the same command goes on from there "
          "after a kill, to the same bytes, and removes FILE at its end", NULL, M},
         {"percentile", 0, CLI_DOUBLE, &a.o.percentile, "P", "use this percentile of |x| instead of the largest value", NULL, M},
         {"headroom", 0, CLI_DOUBLE, &a.o.headroom, "F", "room above the measured range, a factor", "1.5", M},

@@ -261,6 +261,9 @@ typedef struct {
      * Residual-checked: ||A v - w v|| and orthogonality, or MLA_EINTERNAL. Threads may call it at once while nothing else is
      * computed; a device that fails leaves a as it was. */
     mla_status (*eigh)(mla_backend *, double *a, double *w, size_t n, mla_err *);
+    /* Another backend of this device with one thread, which computes with this one's weights and memory; each is used by one
+     * thread at a time, all of them at once. Closed before this one. NULL: the device has none. */
+    mla_status (*single)(mla_backend *, mla_backend **out, mla_err *);
     bool queues; /* operations are only queued, and weight_new waits for none of them: a layer can load while others are computed */
     /* The two below give what the single operations give, bit for bit. norm, when not NULL, is done first: it stands for
      * the x of every layer, which must be norm's y; what that buffer holds afterwards is undefined. */

@@ -56,7 +56,9 @@ static mla_status try_layer(cal_pass *p, mla_cal_layer *l, const trial *x, mla_e
             mla_kv_scale s = {true, l->k.scale, l->v.scale};
             if (k) s.v = cal_aligned(p->c, part, j);
             else s.k = cal_aligned(p->c, part, j);
-            st = change(p, x, s, &part->error[j], err);
+            double sum = 0; /* of this row: rows are added in order, whoever ran them */
+            st = change(p, x, s, &sum, err);
+            part->error[j] += sum;
         }
     }
     return st;

@@ -17,6 +17,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/par.h"
 #include "base/str.h"
 #include "io/json.h"
 #include "model/model.h"
@@ -33,6 +34,9 @@ typedef struct {
     size_t run_tokens;   /* tokens of all sequences of one pass (streaming loads the layers once per pass); 0 = 8192 */
     size_t search_rows;  /* rows on which the alignment of scales is tried; 0 = 8 */
     bool no_search;      /* scales stay at limit / 448 */
+    /* As many rows at once as pool has threads, each on one, where mla_rt_single can and the activations of so many rows stay
+     * below 2 GiB; the result is the same. NULL: one after the other. */
+    mla_pool *pool;
     const char *keep;    /* file that holds the ranges after every pass, or NULL; a run that finds it goes on from there */
     unsigned char keep_key[32]; /* digest of all that decides them: a file with another key is refused */
     mla_log *log;

@@ -7,7 +7,7 @@
 #define CAL_BIN_SHIFT 18
 #define CAL_BINS ((size_t)1 << 13)
 
-typedef struct { /* one pass over rows */
+typedef struct { /* what a tap is given: rows of one pass, or one row of several at once */
     mla_cal *c;
     mla_rt *rt;
     size_t row0;   /* corpus row of sequence 0 */
@@ -22,6 +22,19 @@ mla_cal_layer *cal_layer(mla_cal *c, size_t layer); /* NULL: does not cache */
 mla_cal_part *cal_part(mla_cal *c, const mla_tap *t);
 MLA_CHECKED mla_status cal_fetch(cal_pass *p, const mla_tap *t, const float **out, mla_err *err);
 #define CAL_TRIES 8
+/* rows.c: rows [from, rows) of a corpus through trunk and MTP head, in passes of opts.run_tokens, with opts.pool several at
+ * once. tap gets a cal_pass and adds to the parts of its c; sums of f64 are one term a row, so that they do not depend on
+ * how rows were shared out. done, unless NULL, is called after every pass with the rows measured. */
+typedef struct {
+    mla_cal *c;
+    mla_rt *rt;
+    const int32_t *ids;
+    size_t n;
+    mla_tap_fn tap;
+    const char *what;
+    mla_status (*done)(mla_cal *c, size_t rows, mla_err *err);
+} cal_rows;
+MLA_CHECKED mla_status cal_run_rows(const cal_rows *x, size_t from, size_t rows, mla_err *err);
 /* scale.c: limits of all parts from what was measured; scales at the lowest alignment. */
 MLA_CHECKED mla_status cal_limits(mla_cal *c, const mla_config *cfg, mla_cal_spelling s, mla_err *err);
 /* The part's scale at alignment j, as it would be stored. */

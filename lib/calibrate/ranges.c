@@ -120,41 +120,6 @@ static mla_status observe(void *ctx, const mla_tap *t, mla_err *err)
     return MLA_OK;
 }
 
-/* Rows [row0, row0 + rows) through the trunk, then through the MTP head. */
-typedef struct {
-    mla_rt *rt;
-    const int32_t *ids;
-    size_t n;
-    mla_tap_fn tap;
-} corpus;
-
-static mla_status run_rows(cal_pass *p, const corpus *x, size_t row0, size_t rows, mla_err *err)
-{
-    mla_rt *rt = x->rt;
-    size_t w = p->c->o.row_tokens, D = mla_rt_config(rt)->hidden;
-    bool mtp = cal_layer(p->c, MLA_MTP(0)) != NULL;
-    mla_job *job = mla_alloc(rows, sizeof *job, 1);
-    float *hidden = mtp ? mla_alloc_raw(rows * w, D, sizeof *hidden) : NULL;
-    mla_status st = job && (!mtp || hidden) ? MLA_OK : mla_fail(err, MLA_ENOMEM, "a pass of %zu rows", rows);
-    p->row0 = row0;
-    for (size_t i = 0; i < rows && st == MLA_OK; i++) {
-        size_t at = (row0 + i) * w, T = x->n - at < w ? x->n - at : w;
-        job[i] = (mla_job){.ids = x->ids + at, .T = T, .logits_from = T, .hidden = mtp ? hidden + i * w * D : NULL};
-        st = mla_seq_new(&job[i].seq, rt, T, err);
-    }
-    if (st == MLA_OK) st = mla_rt_run(rt, job, rows, x->tap, p, err);
-    for (size_t i = 0; i < rows && st == MLA_OK && mtp; i++) {
-        if (job[i].T < 2) continue;
-        p->row0 = row0 + i; /* a tap of the head has no job of its own: seq is 0 */
-        mla_mtp_job m = {.seq = job[i].seq, .hidden = job[i].hidden, .next_ids = job[i].ids + 1, .T = job[i].T - 1};
-        st = mla_rt_mtp_run(rt, &m, x->tap, p, err);
-    }
-    for (size_t i = 0; job && i < rows; i++) mla_seq_free(job[i].seq);
-    mla_free(job);
-    mla_free(hidden);
-    return st;
-}
-
 static mla_status check_opts(mla_cal_opts *o, size_t n, mla_err *err)
 {
     if (o->headroom == 0) o->headroom = MLA_CAL_HEADROOM;
@@ -185,29 +150,9 @@ static mla_status new_layers(mla_cal *c, mla_rt *rt, mla_err *err)
     return MLA_OK;
 }
 
-/* Rows [from, rows) in passes of opts.run_tokens; measured ranges are kept after each. */
-static mla_status all_rows(cal_pass *p, const corpus *x, size_t from, size_t rows, mla_err *err)
-{
-    bool measuring = x->tap == observe;
-    const char *what = measuring ? "measuring" : "aligning scales";
-    size_t w = p->c->o.row_tokens, batch = p->c->o.run_tokens / w ? p->c->o.run_tokens / w : 1, total = rows * w < x->n ? rows * w : x->n;
-    mla_progress pr = mla_progress_begin(p->c->o.log, what, (double)total, "tokens");
-    mla_status st = MLA_OK;
-    mla_progress_add(&pr, (double)(from * w < total ? from * w : total));
-    for (size_t r = from; r < rows && st == MLA_OK; r += batch) {
-        size_t k = rows - r < batch ? rows - r : batch, end = (r + k) * w < x->n ? (r + k) * w : x->n;
-        st = run_rows(p, x, r, k, err);
-        if (st == MLA_OK && measuring && p->c->o.keep) st = cal_keep_save(p->c, r + k, err);
-        mla_progress_add(&pr, (double)(end - r * w));
-    }
-    mla_progress_end(&pr);
-    return st;
-}
-
 mla_status mla_cal_measure(mla_cal *out, mla_rt *rt, const int32_t *ids, size_t n, mla_cal_spelling s, const mla_cal_opts *o, mla_err *err)
 {
-    cal_pass p = {.c = out, .rt = rt};
-    corpus x = {.rt = rt, .ids = ids, .n = n, .tap = observe};
+    cal_rows x = {.c = out, .rt = rt, .ids = ids, .n = n, .tap = observe, .what = "measuring"};
     *out = (mla_cal){0};
     if (o) out->o = *o;
     TRY(check_opts(&out->o, n, err));
@@ -217,17 +162,14 @@ mla_status mla_cal_measure(mla_cal *out, mla_rt *rt, const int32_t *ids, size_t 
     out->rows = n / w + (n % w != 0);
     size_t done = 0;
     mla_status st = out->o.keep ? cal_keep_load(out, &done, err) : MLA_OK;
-    if (st == MLA_OK) st = all_rows(&p, &x, done, out->rows, err);
+    x.done = out->o.keep ? cal_keep_save : NULL;
+    if (st == MLA_OK) st = cal_run_rows(&x, done, out->rows, err);
     if (st == MLA_OK) st = cal_limits(out, mla_rt_config(rt), s, err);
     if (st == MLA_OK && !out->o.no_search) {
-        x.tap = cal_try;
-        st = all_rows(&p, &x, 0, out->rows < out->o.search_rows ? out->rows : out->o.search_rows, err);
+        x.tap = cal_try, x.what = "aligning scales", x.done = NULL;
+        st = cal_run_rows(&x, 0, out->rows < out->o.search_rows ? out->rows : out->o.search_rows, err);
         if (st == MLA_OK) st = cal_align(out, err);
     }
-    mla_free(p.host);
-    mla_free(p.o);
-    mla_free(p.o2);
-    mla_free(p.gate);
     return st;
 }
 

@@ -112,6 +112,7 @@ struct mla_rt {
     rt_pool pool;
     size_t open_seqs;
     mla_rt *parent;          /* resident weights belong to it; NULL: they are ours */
+    mla_backend *single;     /* be, when it is this runtime's own */
     size_t children;         /* runtimes that use our weights */
     rt_buf scratch[RT_S_N];
     mla_kv_codec_fn codec;   /* NULL: none */

@@ -120,6 +120,7 @@ mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *e
     mla_rt *rt = mla_alloc(1, sizeof *rt, 1);
     if (!rt) return mla_fail(err, MLA_ENOMEM, "runtime");
     *rt = *of;
+    rt->single = NULL;
     rt->o.kv_dtype = kv_dtype;
     rt->bytes = rt->peak = rt->open_seqs = rt->children = 0;
     rt->parent = of;
@@ -134,6 +135,18 @@ mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *e
     }
     *out = rt;
     return MLA_OK;
+}
+
+mla_status mla_rt_single(mla_rt **out, mla_rt *of, mla_err *err)
+{
+    mla_backend *be;
+    *out = NULL;
+    if (!of->be->ops->single || of->o.stream_layers || of->codec) return MLA_OK;
+    RT_TRY(RT_OP(of, single, &be, err));
+    mla_status st = mla_rt_share(out, of, of->o.kv_dtype, err);
+    if (st == MLA_OK) (*out)->be = (*out)->single = be;
+    else mla_backend_close(be);
+    return st;
 }
 
 /* What stays of a runtime that borrowed its resident weights. */
@@ -166,6 +179,7 @@ void mla_rt_close(mla_rt *rt)
     rt_embed_drop(rt);
     for (size_t i = 0; i < RT_S_N; i++) rt_buf_free(rt, &rt->scratch[i]);
     mla_free(rt->layer);
+    mla_backend_close(rt->single);
     mla_free(rt);
 }
 

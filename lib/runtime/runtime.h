@@ -37,6 +37,9 @@ MLA_CHECKED mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend
  * copy of the model. It has the factors of `of` and starts with its scales; factors of both are then fixed. Close it
  * before `of`. In streaming mode it loads layers by itself. */
 MLA_CHECKED mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *err);
+/* The same with `of`'s cache dtype and one thread of its own: may run while `of`'s other single runtimes run. *out NULL without an
+ * error: the device has no such thing, `of` streams its layers, or it has a codec. */
+MLA_CHECKED mla_status mla_rt_single(mla_rt **out, mla_rt *of, mla_err *err);
 void mla_rt_close(mla_rt *rt); /* NULL is fine; sequences and sharing runtimes first */
 const mla_config *mla_rt_config(const mla_rt *rt);
 const mla_model *mla_rt_model(const mla_rt *rt);

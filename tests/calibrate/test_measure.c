@@ -170,13 +170,15 @@ START_TEST(threads_batches_and_streaming_agree)
 {
     mla_err err = {0};
     mla_str want = MLA_STR_MAX(1 << 16);
-    for (int k = 0; k < 4; k++) {
-        lab l = lab_open(NULL, (mla_rt_opts){.mtp = true, .stream_layers = k == 3}, k == 1 ? 2 : 1);
+    for (int k = 0; k < 6; k++) { /* 4: three rows at once; 5: asked of streamed layers, which keep to one */
+        lab l = lab_open(NULL, (mla_rt_opts){.mtp = true, .stream_layers = k == 3 || k == 5}, k == 1 ? 2 : 1);
+        mla_pool *pool = NULL;
+        if (k >= 4) ck_ok(mla_pool_new(&pool, 3, &err));
         int32_t *ids = lab_ids(&l, "tune.jsonl", 500);
         mla_cal c;
         mla_json *doc;
         mla_str got = MLA_STR_MAX(1 << 16);
-        ck_ok(mla_cal_measure(&c, l.rt, ids, 500, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 128, .run_tokens = k == 2 ? 128 : 512, .percentile = 99.9}, &err));
+        ck_ok(mla_cal_measure(&c, l.rt, ids, 500, MLA_CAL_CT, &(mla_cal_opts){.row_tokens = 128, .run_tokens = k == 2 ? 128 : 512, .percentile = 99.9, .pool = pool}, &err));
         ck_ok(mla_cal_json(&doc, &c, &err));
         ck_ok(mla_json_print(&got, mla_json_root(doc), true, &err));
         if (!k) mla_str_put(&want, mla_str_c(&got));
@@ -186,6 +188,7 @@ START_TEST(threads_batches_and_streaming_agree)
         mla_str_free(&got);
         mla_cal_free(&c);
         mla_free(ids);
+        mla_pool_free(pool);
         lab_close(&l);
     }
     mla_str_free(&want);
@@ -308,6 +311,48 @@ static void check_kept(double percentile)
     lab_close(&l);
 }
 
+/* With rows side by side: a failure names the first row that failed, and what was kept by one thread goes on with three. */
+START_TEST(rows_at_once)
+{
+    mla_err err = {0};
+    lab l = lab_open(NULL, (mla_rt_opts){0}, 1);
+    int32_t *ids = lab_ids(&l, "tune.jsonl", 700);
+    char *dir = mla_test_tmpdir(), path[600];
+    snprintf(path, sizeof path, "%s/kept", dir);
+    mla_cal plain, c;
+    mla_cal_opts o = {.row_tokens = 100, .run_tokens = 200, .no_search = true};
+    ck_ok(mla_cal_measure(&plain, l.rt, ids, 700, MLA_CAL_CT, &o, &err));
+    fuse f = {.last = 2 * 4 * 2 + 3};
+    o.keep = path;
+    mla_rt_set_codec(l.rt, burn, &f);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 700, MLA_CAL_CT, &o, &err), MLA_EIO, "cut off");
+    mla_cal_free(&c);
+    mla_rt_set_codec(l.rt, NULL, NULL);
+    ck_ok(mla_pool_new(&o.pool, 3, &err));
+    ck_ok(mla_cal_measure(&c, l.rt, ids, 700, MLA_CAL_CT, &o, &err)); /* three rows are left for three threads */
+    for (size_t i = 0; i < c.n; i++) {
+        const mla_cal_part *a = &c.layer[i].v, *b = &plain.layer[i].v;
+        ck_assert(a->amax == b->amax && a->sum2 == b->sum2 && a->n == b->n && a->scale == b->scale);
+    }
+    mla_cal_free(&c);
+    mla_cal_free(&plain);
+    o.keep = NULL;
+    int32_t keep = ids[350];
+    ids[350] = -1;
+    ids[650] = -1;
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 700, MLA_CAL_CT, &o, &err), MLA_EINVAL, "token 50 has id -1");
+    mla_cal_free(&c);
+    ids[350] = keep;
+    set_factor(&l, 3, 3e38f);
+    ck_refused(mla_cal_measure(&c, l.rt, ids, 500, MLA_CAL_CT, &o, &err), MLA_EFORMAT, "of corpus row 0");
+    mla_cal_free(&c);
+    mla_pool_free(o.pool);
+    mla_free(dir);
+    mla_free(ids);
+    lab_close(&l);
+}
+END_TEST
+
 START_TEST(kept_ranges) { check_kept(0); }
 END_TEST
 START_TEST(kept_histograms) { check_kept(99.9); }
@@ -332,6 +377,7 @@ Suite *measure_suite(void)
     tcase_set_timeout(t, 600);
     tcase_add_test(t, kept_ranges);
     tcase_add_test(t, kept_histograms);
+    tcase_add_test(t, rows_at_once);
     suite_add_tcase(s, t);
     return s;
 }

@@ -158,6 +158,19 @@ static mla_status cpu_sync(mla_backend *be, mla_err *err)
     return MLA_OK;
 }
 
+static mla_status cpu_single(mla_backend *be, mla_backend **out, mla_err *err)
+{
+    mla_cpu *c = mla_alloc(1, 1, sizeof *c), *of = mla_cpu_of(be);
+    if (!c) return mla_fail(err, MLA_ENOMEM, "cpu backend of one thread");
+    c->base.ops = of->base.ops;
+    c->kern = of->kern;
+    c->k = &c->kern;
+    c->threads = 1; /* no pool: loops run in the caller */
+    snprintf(c->text, sizeof c->text, "cpu %s, 1 thread, %s", c->kern.name, mla_blas_name());
+    *out = &c->base;
+    return MLA_OK;
+}
+
 static const mla_backend_ops CPU_OPS = {
     .name = "cpu",
     .destroy = cpu_destroy,
@@ -193,6 +206,7 @@ static const mla_backend_ops CPU_OPS = {
     .eigh = mla_cpu_eigh,
     .linears = mla_linears_singly,
     .gated = mla_gated_singly,
+    .single = cpu_single,
 };
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)
