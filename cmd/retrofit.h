@@ -2,7 +2,7 @@
 #ifndef MLA_CMD_RETROFIT_H
 #define MLA_CMD_RETROFIT_H
 #include "cli.h"
-#include "retrofit/build.h"
+#include "retrofit/build/build.h"
 
 mla_status cmd_retrofit_build(cli *c, int argc, char **argv, mla_err *err);
 mla_status cmd_retrofit_plan(cli *c, int argc, char **argv, mla_err *err);

@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 #include "io/sha256.h"
 #include "retrofit.h"
-#include "retrofit/report.h"
+#include "retrofit/build/report.h"
 
 size_t retrofit_options(retrofit_args *a, cli_option *opt, bool text)
 {

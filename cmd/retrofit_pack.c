@@ -3,7 +3,7 @@
 #include "io/file.h"
 #include "io/sha256.h"
 #include "retrofit.h"
-#include "retrofit/unpack.h"
+#include "retrofit/build/unpack.h"
 
 typedef struct {
     mla_bundle_sum sum;

@@ -1,7 +1,7 @@
 /* mla-retrofit plan: what build would do, from headers alone. */
 #include "retrofit.h"
-#include "retrofit/compare.h"
-#include "retrofit/plan.h"
+#include "retrofit/build/compare.h"
+#include "retrofit/build/plan.h"
 
 static void compared_text(const void *what, mla_str *out)
 {

@@ -9,10 +9,10 @@
 
 #include "base/alloc.h"
 #include "lab.h"
-#include "retrofit/graft.h"
-#include "retrofit/ranks.h"
-#include "retrofit/recipe.h"
-#include "retrofit/stats_file.h"
+#include "retrofit/build/graft.h"
+#include "retrofit/solve/ranks.h"
+#include "retrofit/build/recipe.h"
+#include "retrofit/stats/stats_file.h"
 #include "tensor/fp.h"
 
 typedef enum { WHOLE, TOKENS, MEAN, KAPPA, GATE, KEYS, VALUES, METRIC, BF16, NO_REFIT, VARIANTS } variant;

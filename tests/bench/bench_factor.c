@@ -17,7 +17,7 @@
 #include "linalg/chol.h"
 #include "linalg/eigh.h"
 #include "linalg/gemm.h"
-#include "retrofit/solve.h"
+#include "retrofit/solve/solve.h"
 
 typedef struct {
     size_t m, n, r;

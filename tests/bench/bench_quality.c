@@ -10,7 +10,7 @@
 
 #include "base/alloc.h"
 #include "lab.h"
-#include "retrofit/nested.h"
+#include "retrofit/solve/nested.h"
 #include "runtime/score.h"
 
 typedef struct {

@@ -11,9 +11,9 @@
 
 #include "base/alloc.h"
 #include "lab.h"
-#include "retrofit/collect.h"
-#include "retrofit/gather.h"
-#include "retrofit/moments.h"
+#include "retrofit/stats/collect.h"
+#include "retrofit/stats/gather.h"
+#include "retrofit/stats/moments.h"
 
 typedef struct {
     mla_model *m;

@@ -3,7 +3,7 @@
 #define MLA_TESTS_SYNTH_H
 #include <stddef.h>
 
-#include "retrofit/solve.h"
+#include "retrofit/solve/solve.h"
 
 /* Fills *l (allocated here; free with synth_free) with random positive moments of the given sizes; wo (D, H d). */
 void synth_layer(mla_layer_stats *l, size_t H, size_t G, size_t d, size_t dk, float *wo, size_t D);

@@ -7,9 +7,9 @@
 #include "base/par.h"
 #include "base/rng.h"
 #include "harness.h"
-#include "retrofit/absorbed.h"
-#include "retrofit/moments.h"
-#include "retrofit/recipe.h"
+#include "retrofit/solve/absorbed.h"
+#include "retrofit/stats/moments.h"
+#include "retrofit/build/recipe.h"
 
 enum { H = 4, G = 2, D = 8, HALF = D / 2, GD = G * D, N = 2 * GD, T = 96, HIDDEN = 24 };
 

@@ -7,8 +7,8 @@
 #include "harness.h"
 #include "io/file.h"
 #include "io/safetensors.h"
-#include "retrofit/graft.h"
-#include "retrofit/prefix.h"
+#include "retrofit/build/graft.h"
+#include "retrofit/solve/prefix.h"
 #include "synth.h"
 
 enum { H = 6, G = 2, d = 8, dk = 6, D = 40 };

@@ -5,8 +5,8 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "harness.h"
-#include "retrofit/recipe.h"
-#include "retrofit/solve.h"
+#include "retrofit/build/recipe.h"
+#include "retrofit/solve/solve.h"
 
 enum { T = 80, X = 20, G = 2, d = 4 }; /* tokens, width of x, KV heads, head dim */
 

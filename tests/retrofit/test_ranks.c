@@ -4,8 +4,8 @@
 
 #include "base/rng.h"
 #include "harness.h"
-#include "retrofit/ranks.h"
-#include "retrofit/shares.h"
+#include "retrofit/solve/ranks.h"
+#include "retrofit/solve/shares.h"
 
 START_TEST(greedy_equals_dynamic_programming)
 {

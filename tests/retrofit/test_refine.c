@@ -7,8 +7,8 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "io/file.h"
-#include "retrofit/refine.h"
-#include "retrofit/piece.h"
+#include "retrofit/refine/refine.h"
+#include "retrofit/refine/piece.h"
 #include "synth.h"
 #include "tiny_refiner.h"
 

@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "harness.h"
 #include "io/file.h"
-#include "retrofit/report.h"
+#include "retrofit/build/report.h"
 #include "xml.h"
 
 enum { L = 140, NS = 600 };

@@ -7,9 +7,9 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "io/file.h"
-#include "retrofit/factorize.h"
-#include "retrofit/merge.h"
-#include "retrofit/stats_file.h"
+#include "retrofit/solve/factorize.h"
+#include "retrofit/stats/merge.h"
+#include "retrofit/stats/stats_file.h"
 #include "synth.h"
 
 enum { H = 6, G = 2, d = 8, dk = 6, D = 40, N = G * (dk + d), KEYS = G * dk };

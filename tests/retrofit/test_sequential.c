@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "harness.h"
-#include "retrofit/sequential.h"
+#include "retrofit/refine/sequential.h"
 #include "synth.h"
 #include "tiny_refiner.h"
 

@@ -6,8 +6,8 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "harness.h"
-#include "retrofit/shared_local.h"
-#include "retrofit/shared_solve.h"
+#include "retrofit/shared_rotary/shared_local.h"
+#include "retrofit/shared_rotary/shared_solve.h"
 
 enum { H = 4, G = 2, d = 10, rot = 4, D = 24, T = 40, ROWS = 6, HALF = rot / 2 };
 

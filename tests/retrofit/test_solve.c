@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "linalg/eigh.h"
-#include "retrofit/solve.h"
+#include "retrofit/solve/solve.h"
 #include "synth.h"
 
 enum { H = 6, G = 2, d = 8, dk = 6, D = 40, N = G * (dk + d) };

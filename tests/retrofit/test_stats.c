@@ -8,9 +8,9 @@
 #include "base/rng.h"
 #include "harness.h"
 #include "io/file.h"
-#include "retrofit/divisor.h"
-#include "retrofit/moments.h"
-#include "retrofit/stats_file.h"
+#include "retrofit/stats/divisor.h"
+#include "retrofit/stats/moments.h"
+#include "retrofit/stats/stats_file.h"
 
 static mla_layer_kind KIND[2] = {MLA_LAYER_LINEAR, MLA_LAYER_FULL};
 

@@ -1,7 +1,7 @@
 /* A refiner over drawn text of the tiny hybrid: 12 rows of 48 tokens, one of 8 held out. */
 #ifndef TESTS_RETROFIT_TINY_REFINER_H
 #define TESTS_RETROFIT_TINY_REFINER_H
-#include "retrofit/refine.h"
+#include "retrofit/refine/refine.h"
 
 enum { TINY_ROW = 48, TINY_ROWS = 12, TINY_FEATURES = 224 };
 

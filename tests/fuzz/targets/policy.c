@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "retrofit/recipe.h"
+#include "retrofit/build/recipe.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "fuzz.h"
-#include "retrofit/stats_file.h"
+#include "retrofit/stats/stats_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
