@@ -19,6 +19,10 @@ static __device__ float warp_logit(const AttnP &a, int b, int t, int h, long lon
     const size_t q = (size_t)(b * a.q.b + t * a.q.t + h * a.q.h), k = view_row(a.k, b, s, (int)((long long)h * a.kh / a.H));
     float x = 0.f;
     for (int i = lane; i < a.dk; i += 32) x = fmaf(load_f32(a.q.p, a.q.f32, q + i), view_value(a.k, k + i), x);
+    if (a.divh) {
+        x = (warp_sum(x) + (a.qb ? a.qb[q] : 0.f)) * view_inverse(a.div, view_row(a.div, b, s, (int)((long long)h * a.divh / a.H)));
+        x = lane == 0 ? x : 0.f;
+    }
     if (a.dk2) {
         const size_t q2 = (size_t)(b * a.q2.b + t * a.q2.t + h * a.q2.h), k2 = view_row(a.k2, b, s, (int)((long long)h * a.k2h / a.H));
         for (int i = lane; i < a.dk2; i += 32) x = fmaf(load_f32(a.q2.p, a.q2.f32, q2 + i), view_value(a.k2, k2 + i), x);

@@ -2,11 +2,13 @@
  * Semantics of mla_attn_args (backend/backend.h), with a batch dimension for decode. */
 #ifndef MLA_CUDA_ATTN_CUH
 #define MLA_CUDA_ATTN_CUH
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 #include "cuda/decode_dev.cuh"
 #include "tensor/dtype.h"
+#include "tensor/log2code.h"
 
 struct AttnView {
     const void *data;
@@ -14,7 +16,7 @@ struct AttnView {
     long long pages_stride;
     long long row, col, head_stride;
     int page_tokens;
-    mla_dtype dtype;         /* F32, BF16, F8_E4M3 */
+    mla_dtype dtype;         /* F32, BF16, F8_E4M3; divisors: F32, F16, U8 (tensor/log2code.h) */
     float scale;
 };
 
@@ -22,6 +24,9 @@ struct AttnP {
     int B, T, H, dk, dk2, dv, kh, k2h, vh;
     DecodeRows q, q2, o;
     AttnView k, k2, v;
+    AttnView div;            /* divisors of the first product (layout p), divh heads; divh 0: none */
+    int divh;
+    const float *qb;         /* added before it is divided, at q's strides; NULL: 0 */
     const int32_t *len;      /* device (B), tokens cached with the T new ones; NULL: pos0 + T */
     long long pos0;
     float scale;
@@ -48,6 +53,14 @@ static __device__ __forceinline__ float view_value(const AttnView &v, size_t i)
     if (v.dtype == MLA_F32) return ((const float *)v.data)[i] * v.scale;
     if (v.dtype == MLA_BF16) return __bfloat162float(((const __nv_bfloat16 *)v.data)[i]) * v.scale;
     return e4m3_value(((const uint8_t *)v.data)[i]) * v.scale;
+}
+/* 1 over the divisor at element i. */
+static __device__ __forceinline__ float view_inverse(const AttnView &v, size_t i)
+{
+    const float d = v.dtype == MLA_F32   ? ((const float *)v.data)[i]
+                    : v.dtype == MLA_F16 ? __half2float(((const __half *)v.data)[i])
+                                         : (float)exp2(((double)((const uint8_t *)v.data)[i] - MLA_LOG2_ONE) / MLA_LOG2_STEPS);
+    return 1.f / d;
 }
 /* First element of token s, head `head`. */
 static __device__ __forceinline__ size_t view_row(const AttnView &v, int b, long long s, int head)

@@ -15,7 +15,7 @@ bool attn_decode_fits(const mla_attn_args *a)
                         a->dk % 128 == 0 && a->dk >= 256;
     const bool rotary = a->q2 && (a->at || r->pages == k->pages) && r->dtype == k->dtype && r->page_tokens == k->page_tokens && packed(r, a->k2h, a->dk2);
     const size_t per16 = k->dtype == MLA_BF16 ? 8 : 16;
-    return a->bf16 && !a->p2 && !a->probs && a->T && a->T <= DECODE_TOKENS && latent && rotary && (a->at || k->pages) && k->page_tokens == MLA_DECODE_PAGE &&
+    return a->bf16 && !a->p2 && !a->probs && !a->divh && a->T && a->T <= DECODE_TOKENS && latent && rotary && (a->at || k->pages) && k->page_tokens == MLA_DECODE_PAGE &&
            (k->dtype == MLA_BF16 || k->dtype == MLA_F8_E4M3) && k->row_elems % per16 == 0 && r->row_elems % per16 == 0 &&
            ((uintptr_t)k->data | (uintptr_t)r->data) % 16 == 0;
 }

@@ -123,11 +123,9 @@ mla_status cu_copy_rows(mla_backend *be, mla_mem *y, size_t ldy, const mla_mem *
     return run_flat<COPY>(be, y, ldy, x, ldx, NULL, rows, d, 1.f, "copy_rows", err);
 }
 
-mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err)
+static mla_status view_of(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err)
 {
     const bool paged = v->pages || at;
-    if (v->dtype != MLA_F32 && v->dtype != MLA_BF16 && v->dtype != MLA_F8_E4M3)
-        return mla_fail(err, MLA_EUNSUPPORTED, "%s: cache dtype %s: expected F32, BF16 or F8_E4M3", what, mla_dtype_name(v->dtype));
     if (paged && (!v->page_tokens || v->page_tokens > INT32_MAX))
         return mla_fail(err, MLA_EINVAL, "%s: pages of %zu tokens", what, v->page_tokens);
     if (!(v->scale > 0)) return mla_fail(err, MLA_EINVAL, "%s: scale %g: expected > 0", what, (double)v->scale);
@@ -137,6 +135,19 @@ mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_c
     if (at || !v->pages) return MLA_OK;
     out->pages = (const int32_t *)pages;
     return cu_put_i32(c, pages, v->pages, (tokens + v->page_tokens - 1) / v->page_tokens, what, err);
+}
+mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err)
+{
+    if (v->dtype != MLA_F32 && v->dtype != MLA_BF16 && v->dtype != MLA_F8_E4M3)
+        return mla_fail(err, MLA_EUNSUPPORTED, "%s: cache dtype %s: expected F32, BF16 or F8_E4M3", what, mla_dtype_name(v->dtype));
+    return view_of(c, out, v, at, tokens, pages, what, err);
+}
+/* The same of divisors. */
+static mla_status div_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err)
+{
+    if (v->dtype != MLA_F32 && v->dtype != MLA_F16 && v->dtype != MLA_U8)
+        return mla_fail(err, MLA_EUNSUPPORTED, "%s: divisors in %s: expected F32, F16 or U8 (log2 code)", what, mla_dtype_name(v->dtype));
+    return view_of(c, out, v, at, tokens, pages, what, err);
 }
 
 /* len != NULL: the T tokens below it. */
@@ -182,15 +193,38 @@ mla_status cu_kv_read(mla_backend *be, const mla_kv_read_args *a, mla_err *err)
     return launched("kv_read", err);
 }
 
+/* A warp per token and head; rounded as lib/backend/cpu/divisor.c says. */
+static __global__ void divisor_kernel(AttnView v, const float *x, size_t ldx, size_t T, size_t heads, size_t d, size_t pos0, const float *center, double eps)
+{
+    const size_t i = blockIdx.x * (size_t)(ROW / 32) + threadIdx.x / 32, t = i / heads, h = i % heads;
+    if (t >= T) return;
+    double s = 0.0;
+    for (size_t e = threadIdx.x % 32; e < d; e += 32) s += (double)x[t * ldx + h * d + e] * x[t * ldx + h * d + e];
+    for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+    if (threadIdx.x % 32) return;
+    const size_t at = view_row(v, 0, (long long)(pos0 + t), 0) + h;
+    const float y = (float)(sqrt(s / (double)d + eps) / center[h]);
+    if (v.dtype == MLA_F32) ((float *)v.data)[at] = y;
+    else if (v.dtype == MLA_F16) ((__half *)v.data)[at] = __float2half_rn(y < 0x1p-14f ? 0x1p-14f : y > 65504.f ? 65504.f : y);
+    else {
+        const double c = y > 0 ? rint(log2((double)y) * MLA_LOG2_STEPS) + MLA_LOG2_ONE : 0.0;
+        ((uint8_t *)v.data)[at] = c <= 0 ? 0 : c >= 255 ? 255 : (uint8_t)c;
+    }
+}
 mla_status cu_divisor(mla_backend *be, const mla_divisor_args *a, mla_err *err)
 {
-    (void)be, (void)a;
-    return mla_fail(err, MLA_EUNSUPPORTED, "layout p: score divisors are computed by the cpu backend only");
+    mla_cuda *c = cu_of(be);
+    AttnView v = {};
+    char *s;
+    mla_status st = cu_scratch(c, a->to.pages ? (a->pos0 + a->T) * 4 : 4, "divisors", &s, err);
+    if (!st) st = div_view(c, &v, &a->to, NULL, a->pos0 + a->T, s, "divisors", err);
+    if (st || !a->T || !a->heads) return st;
+    divisor_kernel<<<grid_of(a->T * a->heads, ROW / 32), ROW, 0, c->stream>>>(v, cf32p(a->x), a->ldx, a->T, a->heads, a->d, a->pos0, cf32p(a->center), a->eps);
+    return launched("divisors", err);
 }
 
 mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
 {
-    if (a->divh) return mla_fail(err, MLA_EUNSUPPORTED, "layout p: attention with score divisors is computed by the cpu backend only");
     mla_cuda *c = cu_of(be);
     const size_t S = a->pos0 + a->T, k2h = a->q2 ? a->k2h : 1, table = pad256(S * 4);
     if (!a->H || !a->kh || !a->vh || !k2h || a->H % a->kh || a->H % a->vh || a->H % k2h)
@@ -198,14 +232,16 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     if (!a->dk || !a->dv || (a->q2 && !a->dk2)) return mla_fail(err, MLA_EINVAL, "attention: empty head");
     char *s;
     AttnP p = {};
-    if (a->at && (a->p2 || a->probs)) return mla_fail(err, MLA_EINVAL, "attention with a cursor: not observed");
+    if (a->at && (a->p2 || a->probs || a->divh)) return mla_fail(err, MLA_EINVAL, "attention with a cursor: not observed, and without divisors");
+    if (a->divh && a->H % a->divh) return mla_fail(err, MLA_EINVAL, "attention: %zu heads over %zu divisors: must divide", a->H, a->divh);
     if (attn_decode_fits(a)) return attn_decode(c, a, err);
     const bool fast = !a->at && attn_bf16_fits(a);
     const size_t lse = pad256(a->T * a->H * 4);
-    mla_status st = cu_scratch(c, 3 * table + lse + (fast ? attn_bf16_bytes(a) : 0), "attention", &s, err);
+    mla_status st = cu_scratch(c, 4 * table + lse + (fast ? attn_bf16_bytes(a) : 0), "attention", &s, err);
     if (!st) st = cu_view(c, &p.k, &a->k, a->at, S, s, "attention k", err);
     if (!st && a->q2) st = cu_view(c, &p.k2, &a->k2, a->at, S, s + table, "attention k2", err);
     if (!st) st = cu_view(c, &p.v, &a->v, a->at, S, s + 2 * table, "attention v", err);
+    if (!st && a->divh) st = div_view(c, &p.div, &a->div, NULL, S, s + 3 * table, "attention", err);
     if (st || !a->T) return st;
     p.B = 1, p.T = (int)a->T, p.H = (int)a->H, p.dk = (int)a->dk, p.dk2 = a->q2 ? (int)a->dk2 : 0, p.dv = (int)a->dv;
     p.kh = (int)a->kh, p.k2h = (int)k2h, p.vh = (int)a->vh;
@@ -213,8 +249,9 @@ mla_status cu_attention(mla_backend *be, const mla_attn_args *a, mla_err *err)
     p.q2 = DecodeRows{a->q2, 0, (long long)a->ldq2, (long long)a->q2h_stride, true, false};
     p.o = DecodeRows{a->o, 0, (long long)a->ldo, (long long)a->dv, true, false};
     p.pos0 = (long long)a->pos0, p.scale = a->scale;
-    if (fast) return attn_bf16(c, a, &p, s + 3 * table + lse, err);
-    p.lse = (float *)(s + 3 * table);
+    p.divh = (int)a->divh, p.qb = a->qb ? cf32p(a->qb) : NULL;
+    if (fast) return attn_bf16(c, a, &p, s + 4 * table + lse, err);
+    p.lse = (float *)(s + 4 * table);
     p.len = a->at ? (const int32_t *)a->at->len : NULL;
     st = attn_plain(&p, c->stream, err);
     if (!st && a->p2) st = attn_p2(&p, f64p(a->p2), c->stream, err);

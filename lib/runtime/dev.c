@@ -23,7 +23,7 @@ mla_status rt_buf_new(mla_rt *rt, rt_buf *b, size_t n, size_t size, mla_err *err
 
 void rt_buf_free(mla_rt *rt, rt_buf *b)
 {
-    if (b->p) RT_OP(rt, free, b->p);
+    if (b->p) RT_OP(rt, free, b->p), rt->moved++;
     rt->bytes -= b->bytes;
     *b = (rt_buf){0};
 }
@@ -124,8 +124,20 @@ void rt_lin_free(mla_rt *rt, rt_lin *l)
     *l = (rt_lin){0};
 }
 
+mla_linear_job rt_job(const rt_lin *l, rt_rows y, rt_rows x, size_t T)
+{
+    return (mla_linear_job){l->w, {.y = y.p, .ldy = y.ld, .x = x.p, .ldx = x.ld, .T = T, .bias = l->bias.p}};
+}
+
 mla_status rt_linear(mla_rt *rt, const rt_lin *l, rt_rows y, rt_rows x, size_t T, mla_err *err)
 {
-    mla_linear_args a = {.y = y.p, .ldy = y.ld, .x = x.p, .ldx = x.ld, .T = T, .bias = l->bias.p};
-    return RT_OP(rt, linear, l->w, &a, err);
+    mla_linear_job j = rt_job(l, y, x, T);
+    return RT_OP(rt, linear, j.w, &j.a, err);
+}
+
+mla_status rt_linear_out(mla_rt *rt, const rt_lin *l, const rt_io *io, rt_rows x, size_t T, mla_err *err)
+{
+    mla_linear_job j = rt_job(l, (rt_rows){io->out, l->out}, x, T);
+    j.a.accumulate = io->add;
+    return RT_OP(rt, linear, j.w, &j.a, err);
 }

@@ -5,21 +5,21 @@
  * divides it by a number of its own. */
 #include "runtime/rt.h"
 
-/* Rows are heads of one token, or tokens of one head, whichever needs fewer calls. */
+/* Rows are heads of one token, or tokens of one head, whichever makes fewer layers; many of them go in one call. */
 mla_status rt_per_head(mla_rt *rt, const rt_head_map *a, size_t T, mla_err *err)
 {
-    if (T <= a->m) {
-        for (size_t t = 0; t < T; t++)
-            for (size_t g = 0; g < a->G; g++) {
-                rt_rows y = {mla_at(a->y.p, t * a->y.ld + g * a->m * a->yh), a->yh};
-                rt_rows x = {mla_at(a->x.p, t * a->x.ld + g * a->m * a->xh), a->xh};
-                RT_TRY(rt_linear(rt, &a->w[g], y, x, a->m, err));
-            }
-        return MLA_OK;
-    }
-    for (size_t h = 0; h < a->G * a->m; h++) {
-        rt_rows y = {mla_at(a->y.p, h * a->yh), a->y.ld}, x = {mla_at(a->x.p, h * a->xh), a->x.ld};
-        RT_TRY(rt_linear(rt, &a->w[h / a->m], y, x, T, err));
+    enum { MOST = 32 };
+    mla_linear_job jobs[MOST];
+    bool heads = T <= a->m; /* as rows */
+    size_t all = heads ? T * a->G : a->G * a->m, n = 0;
+    for (size_t i = 0; i < all; i++) {
+        size_t t = heads ? i / a->G : 0, h = heads ? i % a->G * a->m : i;
+        rt_rows y = {mla_at(a->y.p, t * a->y.ld + h * a->yh), heads ? a->yh : a->y.ld};
+        rt_rows x = {mla_at(a->x.p, t * a->x.ld + h * a->xh), heads ? a->xh : a->x.ld};
+        jobs[n++] = rt_job(&a->w[h / a->m], y, x, heads ? a->m : T);
+        if (n < MOST && i + 1 < all) continue;
+        RT_TRY(RT_OP(rt, linears, NULL, jobs, n, err));
+        n = 0;
     }
     return MLA_OK;
 }
@@ -106,7 +106,8 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, con
 mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt_qo qo, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .T = p->n, .H = m->H, .pos0 = p->pos, .scale = m->scale};
+    mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .T = p->n, .H = m->H, .pos0 = p->pos, .scale = m->scale,
+                        .bf16 = rt->o.precision == MLA_PREC_BF16, .at = p->at};
     RT_TRY(set_keys(rt, l, p, &qo, &at, err));
     if (p->expand) return RT_OP(rt, attention, &at, err);
     mla_mem *ol; /* (n, H, r) averaged latents */

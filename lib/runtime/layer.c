@@ -1,4 +1,5 @@
-/* One decoder layer on a block of rows: x += mixer(norm(x)); x += mlp(norm(x)); mlp = down(silu(gate x) * up x). */
+/* One decoder layer on a block of rows: x += mixer(norm(x)); x += mlp(norm(x)); mlp = down(silu(gate x) * up x). The norms
+ * go with the layers that read them and the sums with the last ones, unless somebody looks: the same bits either way. */
 #include "runtime/rt.h"
 
 mla_status rt_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t rows, size_t d, mla_err *err)
@@ -33,25 +34,30 @@ mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t lay
     return MLA_OK;
 }
 
-mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     size_t D = rt->cfg->hidden, I = l->gate.out;
-    mla_mem *g, *u; /* (rows, I) */
-    RT_TRY(rt_scratch(rt, RT_S_B1, b->rows, I, &g, err));
-    RT_TRY(rt_scratch(rt, RT_S_B2, b->rows, I, &u, err));
-    RT_TRY(rt_linear(rt, &l->gate, (rt_rows){g, I}, (rt_rows){h, D}, b->rows, err));
-    RT_TRY(rt_linear(rt, &l->up, (rt_rows){u, I}, (rt_rows){h, D}, b->rows, err));
-    RT_TRY(RT_OP(rt, silu_mul, g, g, u, b->rows * I, err));
-    return rt_linear(rt, &l->down, (rt_rows){out, D}, (rt_rows){g, I}, b->rows, err);
+    rt_rows h = {io->h, D}, g = {NULL, I}, u = {NULL, I};
+    RT_TRY(rt_scratch(rt, RT_S_B1, b->rows, I, &g.p, err));
+    RT_TRY(rt_scratch(rt, RT_S_B2, b->rows, I, &u.p, err));
+    if (l->gate.bias.p || l->up.bias.p) {
+        const mla_linear_job jobs[2] = {rt_job(&l->gate, g, h, b->rows), rt_job(&l->up, u, h, b->rows)};
+        RT_TRY(RT_OP(rt, linears, io->norm, jobs, 2, err));
+        RT_TRY(RT_OP(rt, silu_mul, g.p, g.p, u.p, b->rows * I, err));
+    } else {
+        const mla_gated_args a = {.gate = l->gate.w, .up = l->up.w, .out = I, .g = g.p, .u = u.p, .x = h.p, .ldx = D, .T = b->rows};
+        RT_TRY(RT_OP(rt, gated, io->norm, &a, err));
+    }
+    return rt_linear_out(rt, &l->down, io, g, b->rows, err);
 }
 
-static mla_status mixer(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+static mla_status mixer(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     switch (l->kind) {
-    case RT_GDN: return rt_gdn(rt, l, b, h, out, err);
-    case RT_LATENT_DS: return rt_ds(rt, l, b, h, out, err);
-    case RT_LATENT_SHARED: return rt_shared(rt, l, b, h, out, err);
-    default: return rt_attn(rt, l, b, h, out, err);
+    case RT_GDN: return rt_gdn(rt, l, b, io, err);
+    case RT_LATENT_DS: return rt_ds(rt, l, b, io, err);
+    case RT_LATENT_SHARED: return rt_shared(rt, l, b, io, err);
+    default: return rt_attn(rt, l, b, io, err);
     }
 }
 
@@ -77,17 +83,21 @@ static mla_status check_finite(mla_rt *rt, const rt_layer *l, const rt_block *b,
 mla_status rt_layer_run(mla_rt *rt, rt_layer *l, rt_block *b, mla_err *err)
 {
     size_t D = rt->cfg->hidden;
-    rt_rows x = {b->x, D}, h = {NULL, D}, out = {NULL, D};
-    RT_TRY(rt_scratch(rt, RT_S_H, b->rows, D, &h.p, err));
-    RT_TRY(rt_scratch(rt, RT_S_OUT, b->rows, D, &out.p, err));
-    RT_TRY(rt_norm(rt, &l->in_norm, h, x, b->rows, D, err));
-    RT_TRY(mixer(rt, l, b, h.p, out.p, err));
-    RT_TRY(rt_tap(rt, b, MLA_TAP_MIXER, l->index, out, D, err));
-    RT_TRY(RT_OP(rt, add, x.p, out.p, b->rows * D, err));
-    RT_TRY(rt_norm(rt, &l->post_norm, h, x, b->rows, D, err));
-    RT_TRY(rt_mlp(rt, l, b, h.p, out.p, err));
-    RT_TRY(rt_tap(rt, b, MLA_TAP_MLP, l->index, out, D, err));
-    RT_TRY(RT_OP(rt, add, x.p, out.p, b->rows * D, err));
+    rt_rows x = {b->x, D}, out = {NULL, D};
+    mla_norm_args norm = {.ldy = D, .x = x.p, .ldx = D, .rows = b->rows, .d = D, .eps = rt->cfg->rms_eps};
+    RT_TRY(rt_scratch(rt, RT_S_H, b->rows, D, &norm.y, err));
+    rt_io io = {.h = norm.y, .norm = &norm, .out = x.p, .add = true};
+    if (b->tap) {
+        RT_TRY(rt_scratch(rt, RT_S_OUT, b->rows, D, &out.p, err));
+        io = (rt_io){.h = norm.y, .out = out.p};
+    }
+    for (int mlp = 0; mlp < 2; mlp++) {
+        norm.gain = mlp ? l->post_norm.p : l->in_norm.p;
+        if (b->tap) RT_TRY(RT_OP(rt, rmsnorm, &norm, err));
+        RT_TRY(mlp ? rt_mlp(rt, l, b, &io, err) : mixer(rt, l, b, &io, err));
+        RT_TRY(rt_tap(rt, b, mlp ? MLA_TAP_MLP : MLA_TAP_MIXER, l->index, out, D, err));
+        if (b->tap) RT_TRY(RT_OP(rt, add, x.p, out.p, b->rows * D, err));
+    }
     RT_TRY(rt_tap(rt, b, MLA_TAP_LAYER, l->index, x, D, err));
     return check_finite(rt, l, b, err);
 }

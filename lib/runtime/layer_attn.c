@@ -28,7 +28,7 @@ static mla_status head_norm(mla_rt *rt, const rt_buf *gain, mla_mem **x, rt_scra
     return RT_OP(rt, copy_rows, y, d, from, xw, heads, d, err);
 }
 
-static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *h, attn *a, mla_err *err)
+static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, const rt_io *io, attn *a, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     size_t T = b->rows, D = rt->cfg->hidden;
@@ -37,9 +37,10 @@ static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_
     RT_TRY(rt_scratch(rt, RT_S_K0, T, m->G * m->d, &a->k, err));
     RT_TRY(rt_scratch(rt, RT_S_V, T, m->G * m->d, &a->v, err));
     RT_TRY(rt_scratch(rt, RT_S_O, T, m->H * m->dv, &a->o, err));
-    RT_TRY(rt_linear(rt, &l->q, (rt_rows){a->proj, m->H * a->qw}, (rt_rows){h, D}, T, err));
-    RT_TRY(rt_linear(rt, &l->k, (rt_rows){a->k, m->G * m->d}, (rt_rows){h, D}, T, err));
-    RT_TRY(rt_linear(rt, &l->v, (rt_rows){a->v, m->G * m->d}, (rt_rows){h, D}, T, err));
+    rt_rows h = {io->h, D};
+    const mla_linear_job jobs[3] = {rt_job(&l->q, (rt_rows){a->proj, m->H * a->qw}, h, T), rt_job(&l->k, (rt_rows){a->k, m->G * m->d}, h, T),
+                                    rt_job(&l->v, (rt_rows){a->v, m->G * m->d}, h, T)};
+    RT_TRY(RT_OP(rt, linears, io->norm, jobs, 3, err));
     a->q = a->proj;
     RT_TRY(head_norm(rt, &l->q_norm, &a->q, RT_S_Q, a->qw, T * m->H, m->d, err));
     a->k_pre = a->k;
@@ -87,7 +88,8 @@ static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece
     }
     if (!gqa) return rt_latent_attend(rt, l, p, qo, err);
     mla_attn_args at = {.o = qo.o.p, .ldo = qo.o.ld, .q = qo.q.p, .ldq = qo.q.ld, .qh_stride = m->d, .k = k, .v = v, .kh = m->G,
-                        .vh = m->G, .T = p->n, .H = m->H, .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale};
+                        .vh = m->G, .T = p->n, .H = m->H, .dk = m->d, .dv = m->d, .pos0 = p->pos, .scale = m->scale,
+                        .bf16 = rt->o.precision == MLA_PREC_BF16, .at = p->at};
     return RT_OP(rt, attention, &at, err);
 }
 
@@ -152,6 +154,7 @@ static mla_status with_fp8(const mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, m
     memcpy(t->rt->scratch, rt.scratch, sizeof rt.scratch); /* scratch may have grown */
     t->rt->bytes = rt.bytes;
     t->rt->peak = rt.peak;
+    t->rt->moved = rt.moved;
     return st;
 }
 
@@ -172,12 +175,12 @@ static mla_status tap_attn(mla_rt *rt, const rt_layer *l, const rt_block *b, mla
     return MLA_OK;
 }
 
-mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     size_t w = m->G * m->d, ow = m->H * m->dv;
     attn a = {0};
-    RT_TRY(project(rt, l, b, h, &a, err));
+    RT_TRY(project(rt, l, b, io, &a, err));
     cached c = {.first.ld = m->groups * m->r, .w1 = m->groups * m->r, .keys = {a.k_pre, w}};
     if (l->kind != RT_GQA) RT_TRY(encode(rt, l, b, &a, &c.first.p, err)); /* before the keys turn */
     RT_TRY(rotate(rt, l, b, a.q, &a.q_rot, RT_S_QROT, m->H, err));
@@ -201,7 +204,7 @@ mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *ou
         rt_qo qo = {.q = {mla_at(a.qx, p->row * m->H * m->qd), m->H * m->qd}, .o = {mla_at(a.o, p->row * ow), ow}};
         RT_TRY(cache_and_attend(rt, l, p, &c, qo, err));
     }
-    RT_TRY(tap_attn(rt, l, b, h, &a, &c, err));
+    RT_TRY(tap_attn(rt, l, b, io->h, &a, &c, err));
     if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, a.o, mla_at(a.proj, m->d), b->rows * m->H, m->d, a.qw, err));
-    return rt_linear(rt, &l->o, (rt_rows){out, rt->cfg->hidden}, (rt_rows){a.o, ow}, b->rows, err);
+    return rt_linear_out(rt, &l->o, io, (rt_rows){a.o, ow}, b->rows, err);
 }

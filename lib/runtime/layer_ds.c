@@ -8,35 +8,34 @@ static mla_status inner_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows 
     return RT_OP(rt, rmsnorm, &a, err);
 }
 
-/* q (T, H, [nope | rope]) with the second part rotated */
-static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, rt_rows h, rt_rows *q, mla_err *err)
+/* q (T, H, [nope | rope]) with the second part rotated, and kv: both from io's h */
+static mla_status project(mla_rt *rt, const rt_layer *l, const rt_block *b, const rt_io *io, rt_rows *q, rt_rows kv, mla_err *err)
 {
     const rt_dims *m = &l->dim;
     size_t w = m->H * m->d, ra = l->ds_q_a.out;
+    rt_rows h = {io->h, rt->cfg->hidden}, lo = {NULL, ra}, n = {NULL, ra};
     q->ld = w;
     RT_TRY(rt_scratch(rt, RT_S_Q, b->rows, w, &q->p, err));
+    if (l->ds_q_a.w) RT_TRY(rt_scratch(rt, RT_S_PROJ, b->rows, ra, &lo.p, err));
+    const mla_linear_job jobs[2] = {l->ds_q_a.w ? rt_job(&l->ds_q_a, lo, h, b->rows) : rt_job(&l->q, *q, h, b->rows), rt_job(&l->ds_kv_a, kv, h, b->rows)};
+    RT_TRY(RT_OP(rt, linears, io->norm, jobs, 2, err));
     if (l->ds_q_a.w) {
-        rt_rows lo = {NULL, ra}, n = {NULL, ra};
-        RT_TRY(rt_scratch(rt, RT_S_PROJ, b->rows, ra, &lo.p, err));
         RT_TRY(rt_scratch(rt, RT_S_Y, b->rows, ra, &n.p, err));
-        RT_TRY(rt_linear(rt, &l->ds_q_a, lo, h, b->rows, err));
         RT_TRY(inner_norm(rt, &l->ds_q_a_norm, n, lo, b->rows, ra, err));
-        h = n;
+        RT_TRY(rt_linear(rt, &l->q, *q, n, b->rows, err));
     }
-    RT_TRY(rt_linear(rt, &l->q, *q, h, b->rows, err));
     return rt_turn(rt, b, (rt_rows){mla_at(q->p, m->q_rot), w}, (rt_heads){m->H, m->d, m->rot}, err);
 }
 
-mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t D = rt->cfg->hidden, w = m->r + m->rot;
+    size_t w = m->r + m->rot;
     rt_rows q, kv = {NULL, w}, c = {NULL, m->r}, kr, o = {NULL, m->H * m->dv};
-    RT_TRY(query(rt, l, b, (rt_rows){h, D}, &q, err));
     RT_TRY(rt_scratch(rt, RT_S_K0, b->rows, w, &kv.p, err));
     RT_TRY(rt_scratch(rt, RT_S_C, b->rows, m->r, &c.p, err));
     RT_TRY(rt_scratch(rt, RT_S_O, b->rows, o.ld, &o.p, err));
-    RT_TRY(rt_linear(rt, &l->ds_kv_a, kv, (rt_rows){h, D}, b->rows, err));
+    RT_TRY(project(rt, l, b, io, &q, kv, err));
     RT_TRY(inner_norm(rt, &l->ds_kv_a_norm, c, kv, b->rows, m->r, err));
     kr = (rt_rows){mla_at(kv.p, m->r), w};
     RT_TRY(rt_turn(rt, b, kr, (rt_heads){1, m->rot, m->rot}, err));
@@ -51,5 +50,5 @@ mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out,
         rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }
-    return rt_linear(rt, &l->o, (rt_rows){out, D}, o, b->rows, err);
+    return rt_linear_out(rt, &l->o, io, o, b->rows, err);
 }

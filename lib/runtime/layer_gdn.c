@@ -2,12 +2,12 @@
  * gated norm per value head; output projection. */
 #include "runtime/rt.h"
 
-mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     const mla_config *c = rt->cfg;
     size_t T = b->rows, D = c->hidden, nv = c->lin_v_heads, V = nv * c->lin_v_dim, C = 2 * c->lin_k_heads * c->lin_k_dim + V;
     size_t at = (size_t)(l - rt->layer);
-    rt_rows x = {h, D};
+    rt_rows x = {io->h, D};
     mla_mem *in, *qkv, *z, *ba, *o; /* (T, C) (T, C) (T, V) (2, T, nv) (T, V) */
     RT_TRY(rt_scratch(rt, RT_S_B1, T, C, &in, err));
     RT_TRY(rt_scratch(rt, RT_S_B2, T, C, &qkv, err));
@@ -15,10 +15,9 @@ mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out
     RT_TRY(rt_scratch(rt, RT_S_B4, T, 2 * nv, &ba, err));
     RT_TRY(rt_scratch(rt, RT_S_B5, T, V, &o, err));
     mla_mem *beta = ba, *alpha = mla_at(ba, T * nv);
-    RT_TRY(rt_linear(rt, &l->gdn_qkv, (rt_rows){in, C}, x, T, err));
-    RT_TRY(rt_linear(rt, &l->gdn_z, (rt_rows){z, V}, x, T, err));
-    RT_TRY(rt_linear(rt, &l->gdn_b, (rt_rows){beta, nv}, x, T, err));
-    RT_TRY(rt_linear(rt, &l->gdn_a, (rt_rows){alpha, nv}, x, T, err));
+    const mla_linear_job jobs[4] = {rt_job(&l->gdn_qkv, (rt_rows){in, C}, x, T), rt_job(&l->gdn_z, (rt_rows){z, V}, x, T),
+                                    rt_job(&l->gdn_b, (rt_rows){beta, nv}, x, T), rt_job(&l->gdn_a, (rt_rows){alpha, nv}, x, T)};
+    RT_TRY(RT_OP(rt, linears, io->norm, jobs, 4, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
         mla_conv_args cv = {.y = mla_at(qkv, p->row * C), .x = mla_at(in, p->row * C), .w = l->conv_w.p, .state = p->seq->conv[at].p,
@@ -32,5 +31,5 @@ mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out
     }
     mla_gated_norm_args gn = {.y = in, .x = o, .z = z, .gain = l->gdn_norm.p, .rows = T * nv, .d = c->lin_v_dim, .eps = c->rms_eps};
     RT_TRY(RT_OP(rt, gated_norm, &gn, err));
-    return rt_linear(rt, &l->gdn_out, (rt_rows){out, D}, (rt_rows){in, V}, T, err);
+    return rt_linear_out(rt, &l->gdn_out, io, (rt_rows){in, V}, T, err);
 }

@@ -2,35 +2,33 @@
  * layer's input, so that the base's keys and values are never formed; then absorbed or expanded attention as elsewhere. */
 #include "runtime/rt.h"
 
-/* q (T, H, d) normed, and the gate where the model has one (rows of proj). */
-static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *h, rt_rows *q, mla_mem **proj, size_t *qw, mla_err *err)
+/* q (T, H, d) normed, from rows of proj, qw for each head: q, and the gate where the model has one. */
+static mla_status query(mla_rt *rt, const rt_layer *l, const rt_block *b, mla_mem *proj, size_t qw, rt_rows *q, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t T = b->rows, D = rt->cfg->hidden;
-    *qw = rt->cfg->attn_gate ? 2 * m->d : m->d;
-    RT_TRY(rt_scratch(rt, RT_S_PROJ, T, m->H * *qw, proj, err));
-    RT_TRY(rt_linear(rt, &l->q, (rt_rows){*proj, m->H * *qw}, (rt_rows){h, D}, T, err));
-    *q = (rt_rows){*proj, m->H * m->d};
-    if (!l->q_norm.p && *qw == m->d) return MLA_OK;
+    size_t T = b->rows;
+    *q = (rt_rows){proj, m->H * m->d};
+    if (!l->q_norm.p && qw == m->d) return MLA_OK;
     RT_TRY(rt_scratch(rt, RT_S_Q, T * m->H, m->d, &q->p, err));
-    if (!l->q_norm.p) return RT_OP(rt, copy_rows, q->p, m->d, *proj, *qw, T * m->H, m->d, err);
-    RT_TRY(rt_norm(rt, &l->q_norm, (rt_rows){q->p, m->d}, (rt_rows){*proj, *qw}, T * m->H, m->d, err));
+    if (!l->q_norm.p) return RT_OP(rt, copy_rows, q->p, m->d, proj, qw, T * m->H, m->d, err);
+    RT_TRY(rt_norm(rt, &l->q_norm, (rt_rows){q->p, m->d}, (rt_rows){proj, qw}, T * m->H, m->d, err));
     return rt_tap(rt, b, MLA_TAP_Q_NORM, l->index, *q, q->ld, err);
 }
 
-mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err)
+mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
 {
     const rt_dims *m = &l->dim;
-    size_t T = b->rows, D = rt->cfg->hidden, qw;
-    rt_rows x = {h, D}, q, c = {NULL, m->r}, z = {NULL, m->rot}, q2 = {NULL, m->H * m->rot}, o = {NULL, m->H * m->dv};
+    size_t T = b->rows, D = rt->cfg->hidden, qw = rt->cfg->attn_gate ? 2 * m->d : m->d;
+    rt_rows x = {io->h, D}, q, c = {NULL, m->r}, z = {NULL, m->rot}, q2 = {NULL, m->H * m->rot}, o = {NULL, m->H * m->dv};
     mla_mem *proj;
-    RT_TRY(query(rt, l, b, h, &q, &proj, &qw, err));
+    RT_TRY(rt_scratch(rt, RT_S_PROJ, T, m->H * qw, &proj, err));
     RT_TRY(rt_scratch(rt, RT_S_C, T, c.ld, &c.p, err));
     RT_TRY(rt_scratch(rt, RT_S_KR, T, z.ld, &z.p, err));
     RT_TRY(rt_scratch(rt, RT_S_QROT, T, q2.ld, &q2.p, err));
     RT_TRY(rt_scratch(rt, RT_S_O, T, o.ld, &o.p, err));
-    RT_TRY(rt_linear(rt, &l->lat.enc[0], c, x, T, err));
-    RT_TRY(rt_linear(rt, &l->sh_key, z, x, T, err));
+    const mla_linear_job jobs[3] = {rt_job(&l->q, (rt_rows){proj, m->H * qw}, x, T), rt_job(&l->lat.enc[0], c, x, T), rt_job(&l->sh_key, z, x, T)};
+    RT_TRY(RT_OP(rt, linears, io->norm, jobs, 3, err));
+    RT_TRY(query(rt, l, b, proj, qw, &q, err));
     rt_head_map f = {.w = l->sh_query, .y = q2, .x = q, .yh = m->rot, .xh = m->d, .G = m->H, .m = 1};
     RT_TRY(rt_per_head(rt, &f, T, err));
     RT_TRY(rt_turn(rt, b, z, (rt_heads){l->sh.R, l->sh.rot, l->sh.rot}, err));
@@ -47,5 +45,5 @@ mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }
     if (rt->cfg->attn_gate) RT_TRY(RT_OP(rt, sigmoid_mul, o.p, mla_at(proj, m->d), T * m->H, m->d, qw, err));
-    return rt_linear(rt, &l->o, (rt_rows){out, D}, o, T, err);
+    return rt_linear_out(rt, &l->o, io, o, T, err);
 }

@@ -117,6 +117,7 @@ struct mla_rt {
     rt_buf scratch[RT_S_N];
     mla_kv_codec_fn codec;   /* NULL: none */
     void *codec_ctx;
+    size_t moved;            /* counts what makes a recorded step void: memory given back, scales */
 };
 
 struct mla_seq {
@@ -134,12 +135,18 @@ struct mla_seq {
     rt_buf cos, sin;         /* (table rows, rot/2) of tokens 0.. */
     size_t table;            /* rows filled */
     rt_buf *conv, *state;    /* (n_layer) delta net states; empty elsewhere */
+    rt_buf len_at, pages_at; /* the cursor's: len, and the block table, of which `sent` entries are there */
+    size_t sent;
+    mla_cursor at;
+    mla_tape *tape;          /* a recorded step; NULL: none */
+    size_t moved, steps;     /* the runtime's `moved` of the tape or of the last plain steps, and how many these were */
 };
 
 typedef struct { /* rows [row, row + n) of a block belong to tokens [pos, pos + n) of a sequence */
     mla_seq *seq;
     size_t job, row, n, pos;
     mla_mem *cos, *sin;      /* of these tokens */
+    const mla_cursor *at;    /* a step that may be recorded: what says pos, pages and rows of the tables; NULL: none */
     bool expand;             /* expanded form of a latent's attention */
 } rt_piece;
 
@@ -152,6 +159,13 @@ typedef struct { /* a part of the residual stream that goes through a layer at o
     void *ctx;
 } rt_block;
 
+typedef struct { /* what a mixer or an MLP reads, and where its result goes; (rows, D) both */
+    mla_mem *h;
+    const mla_norm_args *norm; /* NULL: h is normed; otherwise norm writes it, which the layers that read h first must do */
+    mla_mem *out;
+    bool add;                /* to what is there: the residual stream */
+} rt_io;
+
 /* dev.c: device memory and weights, all counted */
 MLA_CHECKED mla_status rt_buf_new(mla_rt *rt, rt_buf *b, size_t count, size_t size, mla_err *err); /* b empty before */
 void rt_buf_free(mla_rt *rt, rt_buf *b);
@@ -163,7 +177,10 @@ MLA_CHECKED mla_status rt_lin_new(mla_rt *rt, rt_lin *l, const mla_weight_desc *
 MLA_CHECKED mla_status rt_lin_model(mla_rt *rt, rt_lin *l, mla_wkind k, size_t layer, mla_err *err);
 void rt_lin_free(mla_rt *rt, rt_lin *l);
 /* y (T, out) = x (T, in) W^T + bias */
+mla_linear_job rt_job(const rt_lin *l, rt_rows y, rt_rows x, size_t T);
 MLA_CHECKED mla_status rt_linear(mla_rt *rt, const rt_lin *l, rt_rows y, rt_rows x, size_t T, mla_err *err);
+/* The last layer of a mixer or an MLP, to io's out. */
+MLA_CHECKED mla_status rt_linear_out(mla_rt *rt, const rt_lin *l, const rt_io *io, rt_rows x, size_t T, mla_err *err);
 
 /* weights.c, latent.c: one layer's weights in and out of the device */
 MLA_CHECKED mla_status rt_layer_load(mla_rt *rt, rt_layer *l, mla_err *err);
@@ -206,13 +223,21 @@ MLA_CHECKED mla_status rt_seq_states(mla_seq *s, mla_err *err);               /*
 /* cos and sin (T, rot/2) of positions pos (T, 3), host. */
 void rt_rope_rows(const mla_config *c, const double *inv_freq, const int32_t *pos, size_t T, float *cos_out, float *sin_out);
 
-/* layer.c and its parts: all rows of a block through one layer. The mixers read h (rows, D) and write out (rows, D). */
+/* step.c: a decode step of one sequence by a cursor in device memory, so that devices that can record it once and replay it. */
+bool rt_step_fits(const mla_rt *rt, const mla_job *jobs, size_t n, mla_tap_fn tap);
+/* The cursor of the sequence, with the length it has after its next token, uploaded. */
+MLA_CHECKED mla_status rt_step_cursor(mla_seq *s, mla_err *err);
+/* All layers of the trunk on the one block of such a step. */
+MLA_CHECKED mla_status rt_step_run(mla_rt *rt, mla_seq *s, rt_block *b, mla_err *err);
+void rt_step_free(mla_seq *s);
+
+/* layer.c and its parts: all rows of a block through one layer. */
 MLA_CHECKED mla_status rt_layer_run(mla_rt *rt, rt_layer *l, rt_block *b, mla_err *err);
-MLA_CHECKED mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
-MLA_CHECKED mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
-MLA_CHECKED mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
-MLA_CHECKED mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
-MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, mla_mem *h, mla_mem *out, mla_err *err);
+MLA_CHECKED mla_status rt_attn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
+MLA_CHECKED mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
+MLA_CHECKED mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
+MLA_CHECKED mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
+MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
 /* Fires `point` for every piece with its slice of data (rows, width). */
 MLA_CHECKED mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err);
 /* View of `heads` heads of width w each, from element col of layer l's cached rows of sequence s. */

@@ -12,6 +12,7 @@ typedef struct {
     rt_piece *piece;
     rt_block *block;
     size_t n_block;
+    bool step;               /* one token of one sequence, by its cursor */
 } pass;
 
 /* A prompt of up to this many tokens counts as decoding (a step, a verified draft): latents stay absorbed. */
@@ -52,7 +53,7 @@ static mla_status prepare(pass *p, mla_err *err)
         RT_TRY(rt_seq_pages(j->seq, j->seq->len + j->T, err));
         RT_TRY(rt_seq_positions(j->seq, j->pos3, j->T, err));
     }
-    return MLA_OK;
+    return p->step ? rt_step_cursor(p->job[0].seq, err) : MLA_OK;
 }
 
 static mla_status embed(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
@@ -101,7 +102,7 @@ static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
             if (!tap && n > room) n = room;
             size_t pos = s->len + t;
             p->piece[np++] = (rt_piece){.seq = s, .job = i, .row = b->rows, .n = n, .pos = pos, .cos = mla_at(s->cos.p, pos * half),
-                                        .sin = mla_at(s->sin.p, pos * half),
+                                        .sin = mla_at(s->sin.p, pos * half), .at = p->step ? &s->at : NULL,
                                         .expand = j->T <= DECODE_TOKENS ? rt->o.expand_decode : !rt->o.absorb_prefill};
             b->n++;
             b->rows += n;
@@ -115,6 +116,7 @@ static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
 static mla_status layers(pass *p, mla_err *err)
 {
     mla_rt *rt = p->rt;
+    if (p->step) return rt_step_run(rt, p->job[0].seq, &p->block[0], err);
     for (size_t i = 0; i < rt->n_trunk; i++) {
         rt_layer *l = &rt->layer[i];
         rt_layer *next = rt->o.stream_layers && i + 1 < rt->n_trunk ? l + 1 : NULL;
@@ -139,6 +141,7 @@ mla_status mla_rt_run_sink(mla_rt *rt, mla_job *jobs, size_t n, mla_tap_fn tap, 
         RT_TRY(check_job(rt, jobs, i, sink != NULL, err));
         if (!mla_add(&p.rows, p.rows, jobs[i].T)) return mla_fail(err, MLA_ENOMEM, "run of %zu sequences", n);
     }
+    p.step = rt_step_fits(rt, jobs, n, tap);
     mla_status st = prepare(&p, err);
     if (st == MLA_OK) st = embed(&p, tap, ctx, err);
     if (st == MLA_OK) st = cut(&p, tap, ctx, err);

@@ -304,5 +304,6 @@ mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err
     if (s.present && !(isfinite(s.k) && s.k > 0 && isfinite(s.v) && s.v > 0))
         return mla_fail(err, MLA_EINVAL, "%s: KV scales %g and %g, expected finite and positive", rt_layer_text(l, text), (double)s.k, (double)s.v);
     l->scale = s;
+    rt->moved++;
     return MLA_OK;
 }

@@ -28,6 +28,7 @@ typedef struct {
     bool expand_decode;        /* expanded form in decode, too (tests) */
     bool mtp;                  /* load the MTP head */
     bool decode_weights;       /* hold weights decoded at the precision instead of as stored (tests, benchmarks) */
+    bool plain_steps;          /* decode steps operation by operation, where the device could replay a recorded one (tests, benchmarks) */
     mla_log *log;
 } mla_rt_opts;
 

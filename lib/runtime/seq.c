@@ -67,6 +67,7 @@ mla_status mla_seq_new(mla_seq **out, mla_rt *rt, size_t max_tokens, mla_err *er
 static void give_pages(mla_seq *s)
 {
     while (s->n_pages) rt_pool_give(s->rt, s->pages[--s->n_pages]);
+    s->sent = 0;
 }
 
 void mla_seq_free(mla_seq *s)
@@ -74,6 +75,7 @@ void mla_seq_free(mla_seq *s)
     if (!s) return;
     mla_rt *rt = s->rt;
     give_pages(s);
+    rt_step_free(s);
     for (size_t i = 0; i < rt->n_layer; i++) {
         if (s->conv) rt_buf_free(rt, &s->conv[i]);
         if (s->state) rt_buf_free(rt, &s->state[i]);

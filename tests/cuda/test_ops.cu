@@ -288,6 +288,50 @@ static void attention(void)
     }
 }
 
+/* Layout p: divisors as they are stored, and attention over latents (absorbed: qb) or over keys formed from them, divided. */
+static Vec divided(mla_backend *be, mla_dtype t, bool absorbed, bool bf16)
+{
+    const size_t T = 70, heads = 12, g = 4, d = 33, r = absorbed ? 40 : 24, rot = 8, P = 16, row = r + g * rot + g, w = r + 1 + rot, es = elem(t);
+    std::vector<uint8_t> none(12 * P * row * es, 0);
+    Mem KV(be, none.data(), none.size()), C(be, normals(T * r, 50)), R(be, normals(T * g * rot, 51)), X(be, normals(T * g * d, 52, 1.5f)), Q(be, normals(T * heads * w, 53, 0.3f)),
+        K(be, normals(T * g * r, 54)), V(be, normals(T * g * r, 55)), O(be, Vec(T * heads * r, POISON)), N(be, Vec{0.5f, 1.f, 2.f, 3.f});
+    mla_kv_view c = {KV, PAGES.data(), P, row, 0, r, t, t == MLA_F8_E4M3 ? 0.02f : 1.f}, k2 = c, div = c;
+    k2.col = r, k2.head_stride = rot;
+    div.col = r + g * rot, div.head_stride = 1, div.scale = 1.f, div.dtype = t == MLA_F32 ? MLA_F32 : t == MLA_BF16 ? MLA_F16 : MLA_U8;
+    const mla_kv_write_args w1 = {c, C, r, T, r, 0, NULL}, w2 = {k2, R, g * rot, T, g * rot, 0, NULL};
+    const mla_divisor_args da = {div, X, g * d, T, g, d, 0, N, 1e-6};
+    OK(be->ops->kv_write(be, &w1, &err));
+    OK(be->ops->kv_write(be, &w2, &err));
+    OK(be->ops->divisor(be, &da, &err));
+    mla_attn_args a = {};
+    a.o = O, a.ldo = heads * r, a.q = Q, a.ldq = heads * w, a.qh_stride = w, a.q2 = mla_at(Q, r + 1), a.ldq2 = heads * w, a.q2h_stride = w;
+    a.k = a.v = c, a.k2 = k2, a.div = div, a.divh = g, a.kh = a.vh = 1, a.k2h = g, a.T = T, a.H = heads, a.dk = a.dv = r, a.dk2 = rot, a.scale = 0.3f, a.bf16 = bf16;
+    if (absorbed) a.qb = mla_at(Q, r);
+    else a.k = mla_kv_view{K, NULL, P, g * r, 0, r, MLA_F32, 1.f}, a.v = a.k, a.v.data = V, a.kh = a.vh = g;
+    OK(be->ops->attention(be, &a, &err));
+    std::vector<uint8_t> bytes(none.size());
+    OK(be->ops->download(be, bytes.data(), KV, bytes.size(), &err));
+    Vec out = O.get();
+    for (size_t s = 0; s < T; s++)
+        for (size_t h = 0; h < g; h++) {
+            const uint8_t *at = &bytes[(((size_t)PAGES[s / P] * P + s % P) * row + div.col + h) * es];
+            float f = 0;
+            __half half = __float2half(0.f);
+            memcpy(&f, at, t == MLA_F32 ? 4 : 0), memcpy(&half, at, t == MLA_BF16 ? 2 : 0);
+            out.push_back(t == MLA_F32 ? f : t == MLA_BF16 ? __half2float(half) : (float)*at);
+        }
+    return out;
+}
+static void divisors(void)
+{
+    for (mla_dtype t : {MLA_F32, MLA_BF16, MLA_F8_E4M3})
+        for (int form = 0; form < 4; form++)
+            both(std::string("attention with divisors ") + mla_dtype_name(t), form == 3 ? 8e-3 : 2e-6, [&](mla_backend *be) { return divided(be, t, form < 2, form & 1); });
+    Mem X(gpu, normals(64, 56));
+    mla_divisor_args a = {{X, NULL, 16, 8, 0, 1, MLA_BF16, 1.f}, X, 8, 1, 1, 8, 0, X, 1e-6};
+    cut_check(gpu->ops->divisor(gpu, &a, &err) == MLA_EUNSUPPORTED && strstr(err.msg, "BF16"), "divisors in bf16");
+}
+
 static void delta_net(void)
 {
     for (size_t K : {1, 4})
@@ -406,7 +450,7 @@ static void refusals(void)
 
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 278);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 291);
     mla_backend_opts oc = {"cpu", 4, MLA_ISA_REF}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
@@ -416,6 +460,7 @@ int main(void)
     rows();
     cache();
     attention();
+    divisors();
     delta_net();
     moments();
     eigenproblem();
