@@ -126,7 +126,7 @@ struct Model {
 static void same_bits(size_t T, bool fast)
 {
     char what[100];
-    const size_t steps = 150 / T; /* over two page ends */
+    const size_t steps = cut_small() ? 2 : 150 / T; /* over two page ends */
     auto run = [&](mla_backend *be, Way way) {
         Model m(be, fast, T);
         return m.run(steps, way);
@@ -182,7 +182,8 @@ int main(void)
     OK(mla_backend_open(&gpu, &og, &err));
     cut_check(!cpu->ops->record, "the cpu backend records nothing");
     for (size_t T : {1, 2, 5})
-        for (bool fast : {false, true}) same_bits(T, fast);
+        for (bool fast : {false, true})
+            if (!cut_small() || T == 2) same_bits(T, fast);
     refusals();
     mla_backend_close(gpu);
     mla_backend_close(cpu);
