@@ -22,8 +22,7 @@ static void agreement(mla_gate *g, const char *name, const mla_jv *o, double min
     if (v == MLA_NO_EVIDENCE)
         mla_gate_add(g, &r, "%zu of %zu positions agree; at least %zu are needed to show %g", agree, n, mla_wilson_needed(min > 0 ? min : 0.5, MLA_Z95), min);
     else
-        mla_gate_add(g, &r, "%zu of %zu positions agree; lower bound %.5f (by prompt %.5f), required %g", agree, n, w.low,
-                     mla_jv_get(o, "bootstrap_low") ? mla_doc_num(o, "bootstrap_low") : w.low, min);
+        mla_gate_add(g, &r, "%zu of %zu positions agree; lower bound %.5f (by prompt %.5f), required %g", agree, n, w.low, mla_doc_num(o, "bootstrap_low"), min);
 }
 
 /* ---- strata ---- */

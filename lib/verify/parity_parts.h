@@ -24,6 +24,8 @@ void mla_tally_add(mla_tally *t, const mla_parity *p, const mla_parity_pos *q);
 mla_tally mla_tally_case(const mla_parity *p, const mla_parity_case *c);
 /* "positions", "agree", "agreement", "confident" {...}, and "kld_mean" where there is one. */
 void mla_tally_put(mla_jv *o, const mla_tally *t);
+/* "bootstrap_low" and "bootstrap_high" of agreement over n prompts' tallies, in o and in its "confident". */
+mla_status mla_tally_put_bootstrap(mla_jv *o, const mla_tally *prompts, size_t n, const mla_bootstrap_opts *opts, mla_err *err);
 
 /* doc.strata: by context length, by language where cases tell theirs, by kind of case. */
 mla_status mla_parity_put_strata(mla_jv *doc, const mla_parity *p, mla_err *err);

@@ -15,29 +15,15 @@ static mla_tally everything(const mla_parity *p)
     return t;
 }
 
-/* Bootstrap of agreement over prompts, for all and for confident positions. */
+/* Bootstrap of agreement over prompts, for all and for confident positions, and how it was drawn. */
 static mla_status put_bootstrap(mla_jv *doc, const mla_parity *p, mla_err *err)
 {
-    double *a = mla_alloc(4, p->ncases, sizeof *a);
-    if (!a) return mla_fail(err, MLA_ENOMEM, "%zu cases", p->ncases);
-    double *num = a, *den = a + p->ncases, *cnum = a + 2 * p->ncases, *cden = a + 3 * p->ncases;
-    for (size_t k = 0; k < p->ncases; k++) {
-        mla_tally t = mla_tally_case(p, &p->c[k]);
-        num[k] = (double)t.agree;
-        den[k] = (double)t.n;
-        cnum[k] = (double)t.conf_agree;
-        cden[k] = (double)t.conf_n;
-    }
-    mla_interval all, sure;
-    mla_status st = mla_cluster_bootstrap(&all, num, den, p->ncases, &p->opts.bootstrap, err);
-    if (st == MLA_OK) st = mla_cluster_bootstrap(&sure, cnum, cden, p->ncases, &p->opts.bootstrap, err);
-    mla_free(a);
+    mla_tally *t = mla_alloc(p->ncases + 1, 1, sizeof *t);
+    if (!t) return mla_fail(err, MLA_ENOMEM, "%zu cases", p->ncases);
+    for (size_t k = 0; k < p->ncases; k++) t[k] = mla_tally_case(p, &p->c[k]);
+    mla_status st = mla_tally_put_bootstrap(doc, t, p->ncases, &p->opts.bootstrap, err);
+    mla_free(t);
     if (st != MLA_OK) return st;
-    mla_jv_set_f64(doc, "bootstrap_low", all.low);
-    mla_jv_set_f64(doc, "bootstrap_high", all.high);
-    mla_jv *c = mla_jv_get(doc, "confident");
-    mla_jv_set_f64(c, "bootstrap_low", sure.low);
-    mla_jv_set_f64(c, "bootstrap_high", sure.high);
     mla_jv *b = mla_jv_set_obj(doc, "bootstrap");
     mla_jv_set_size(b, "seed", (size_t)p->opts.bootstrap.seed);
     mla_jv_set_size(b, "resamples", p->opts.bootstrap.resamples);

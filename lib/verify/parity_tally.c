@@ -1,4 +1,4 @@
-/* Counting positions: in all, per case, per stratum. */
+/* Counting positions, in all and per case. */
 #include <math.h>
 #include <string.h>
 
@@ -65,63 +65,4 @@ void mla_tally_put(mla_jv *o, const mla_tally *t)
     mla_jv_set_f64(c, "wilson_low", cw.low);
     mla_jv_set_f64(c, "wilson_high", cw.high);
     if (t->kld_n) mla_jv_set_f64(o, "kld_mean", t->kld_sum / (double)t->kld_n);
-}
-
-/* Context lengths by powers of two from 512 on. */
-static size_t length_floor(size_t context)
-{
-    size_t f = 0;
-    for (size_t b = 512; b <= context && b; b *= 2) f = b;
-    return f;
-}
-
-static void by_length(mla_jv *list, const mla_parity *p)
-{
-    for (size_t lo = 0; lo <= SIZE_MAX / 4; lo = lo ? lo * 2 : 512) {
-        mla_tally t = {0};
-        bool beyond = false;
-        for (size_t i = 0; i < p->n; i++) {
-            if (length_floor(p->pos[i].context) == lo) mla_tally_add(&t, p, &p->pos[i]);
-            beyond = beyond || p->pos[i].context >= (lo ? lo * 2 : 512);
-        }
-        if (t.n || t.kld_n) {
-            mla_jv *o = mla_jv_add_obj(list);
-            mla_jv_set_str(o, "by", "context");
-            mla_jv_set_size(o, "from", lo);
-            mla_jv_set_size(o, "below", lo ? lo * 2 : 512);
-            mla_tally_put(o, &t);
-        }
-        if (!beyond) return;
-    }
-}
-
-static const char *text_of(const mla_parity_case *c, const char *by) { return by[0] == 'k' ? c->kind : c->language; }
-
-/* One stratum per value of `by` ("language" or "kind"), in order of appearance. */
-static void by_text(mla_jv *list, const mla_parity *p, const char *by)
-{
-    for (size_t i = 0; i < p->ncases; i++) {
-        const char *own = text_of(&p->c[i], by);
-        bool seen = !own;
-        for (size_t j = 0; j < i && !seen; j++) seen = text_of(&p->c[j], by) && !strcmp(text_of(&p->c[j], by), own);
-        if (seen) continue;
-        mla_tally t = {0};
-        for (size_t j = i; j < p->ncases; j++) {
-            const char *other = text_of(&p->c[j], by);
-            for (size_t k = 0; other && !strcmp(other, own) && k < p->c[j].n; k++) mla_tally_add(&t, p, &p->pos[p->c[j].first + k]);
-        }
-        mla_jv *o = mla_jv_add_obj(list);
-        mla_jv_set_str(o, "by", by);
-        mla_jv_set_str(o, by, own);
-        mla_tally_put(o, &t);
-    }
-}
-
-mla_status mla_parity_put_strata(mla_jv *doc, const mla_parity *p, mla_err *err)
-{
-    mla_jv *list = mla_jv_set_arr(doc, "strata");
-    by_length(list, p);
-    by_text(list, p, "language");
-    by_text(list, p, "kind");
-    return list ? MLA_OK : mla_fail(err, MLA_ENOMEM, "strata");
 }

@@ -76,6 +76,35 @@ plant mtp-dropped "$TMP/built" drafts 'the model has no MTP head'
 plant scale-doubled "$TMP/fp8" scales 'layer 3: KV scale of latent: '
 plant scale-zero "$TMP/fp8" scales 'layers.3.self_attn.mla.latent_scale: a KV scale must be finite and above zero'
 
+# one language alone: the others agree as before and so does the sample as a whole; its own stratum fails
+policy languages '"parity": {"min_agreement": 0.8, "aa_positions": 0, "strata": [{"by": "language", "min_agreement": 0.9, "min_positions": 150}]}'
+speak() { # folder
+    run "$v" gate "$TMP/languages.json" "$1" --reference "$TMP/own.json" --reference "$ROOT/tests/fixtures/languages/tiny-hybrid.json" --quiet
+}
+speak "$TMP/built"
+rc_is 0 'every language on the healthy folder'
+for l in en de fr es ru; do has out "pass                 parity: language $l: " 'every language on the healthy folder'; done
+copy "$TMP/built"
+run "$mutate" script-dropped "$TMP/bad"
+rc_is 0 'planting script-dropped'
+speak "$TMP/bad"
+named script-dropped 'fail                 parity: language ru: '
+for t in 'agreement at confident positions' 'language en' 'language de' 'language fr' 'language es'; do has out "pass                 parity: $t: " script-dropped; done
+
+# rotary keys shared by the heads: the same rules, the same faults
+run "$BIN/mla-retrofit" build "$m" "$TMP/shared" --keep 0.5 --rotary-keys 2 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 4096 --fast --quiet
+rc_is 0 'build with shared rotary keys'
+policy shared '"receipts": {"base": true, "base_unchanged": true, "tokenizer": true}, "scales": {}, "selfcheck": {}, "layers": {"max_error": 0.3,
+"max_projection_error": 1e-6, "max_constant_share": 0.1}, "parity": {"min_agreement": 0.9, "max_kld": 0.1, "rows": 2, "row_tokens": 64, "aa_positions": 32},
+"paths": {"check": ["chunked", "prefix", "batch", "threads"], "cases": 2, "tokens": 72}, "mtp": {"drafts": 2, "cases": 1, "tokens": 12}, "capacity": {"max_kv_ratio": 0.5}'
+gate shared "$TMP/shared"
+rc_is 0 'every section on shared rotary keys'
+plant gain-after-rope "$TMP/shared" answers 'layer 1 (attention) is the first whose queries part'
+plant rotary-pairing "$TMP/shared" answers 'layer 1 (attention) is the first whose queries part'
+plant another-layer "$TMP/shared" answers 'layer 3 (attention) is the first whose mixer outputs part'
+plant mean-dropped "$TMP/shared" answers 'a mean that is not taken off, or not put back'
+plant rotary-key-lost "$TMP/shared" answers 'layer 1 (attention) is the first whose mixer outputs part'
+
 # a factor file of another base
 cp -rL "$m" "$TMP/other"
 chmod -R u+w "$TMP/other"

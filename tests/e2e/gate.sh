@@ -58,6 +58,12 @@ for t in 'at least 765 are needed' 'it needs --against BASE'; do has out "$t" 't
 files there 'too small a sample'
 if grep -q '<error' "$TMP/v.xml"; then pass; else fail 'too small a sample: no error in the JUnit file'; fi
 
+# a stratum that the policy names and the sample lacks
+policy '"parity": {"min_agreement": 0.9, "strata": [{"by": "language", "is": "ja", "min_agreement": 0.9}]}'
+gate --reference "$TMP/own.json" --reference "$TMP/few.json"
+rc_is 3 'a language that no case has'
+has out 'parity: language ja: no position of the sample lies in this stratum' 'a language that no case has'
+
 # other answers than the recorded ones: fails, and says which rule
 policy '"parity": {"min_agreement": 0.9}'
 python3 - "$TMP/own.json" "$TMP/bent.json" <<'P' 2>/dev/null || skip 'a bent reference' 'no python3'

@@ -1,7 +1,7 @@
 #!/bin/sh
 # mla-retrofit build killed at KILLS (10) moments spread over the whole of it: no output appears before it is whole, and the
 # run after the kill, continuing from what is left, ends with the same root digest. `make check-kill`: 200, a part of them
-# (PART of PARTS) in each of several runs of this script.
+# (PART of PARTS) in each of several runs of this script, each build on THREADS.
 set -u
 # shellcheck source=tests/e2e/lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
@@ -12,7 +12,7 @@ KILLS=${KILLS:-10} PART=${PART:-0} PARTS=${PARTS:-1}
 build() { # OUT, options; the program itself when run in the background, so that the kill reaches it
     out=$1
     shift
-    exec "$RF" build "$BASE" "$out" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 2560 "$@"
+    exec "$RF" build "$BASE" "$out" --keep 0.5 --corpus "$ROOT/calib/tune.jsonl" --calibration-tokens 2560 --threads "${THREADS:-2}" "$@"
 }
 digest() { sed -n 's/.*"root_digest": "sha256:\([0-9a-f]*\)".*/\1/p' "$1/mla_receipt.json" | tail -n 1; }
 

@@ -26,6 +26,7 @@ typedef enum { KEEP, EDIT, DROP } action;
 typedef struct { /* what a visitor knows of the model */
     const mla_config *c;
     const mla_st *file;
+    const mla_ids *script; /* tokens that begin every letter of one script and no other */
 } world;
 /* v: the tensor's n values, to be changed in place. */
 typedef action (*visit_fn)(const world *w, const mla_tensor *t, float *v, size_t n);
@@ -54,7 +55,7 @@ static void store(void *dst, const mla_tensor *t, const float *v, size_t n)
 }
 
 /* The same file with what visit changed; says how many tensors that were, and fails when there was none. */
-static void rewrite(const char *dir, const char *name, const mla_config *c, visit_fn visit)
+static void rewrite(const char *dir, const char *name, const mla_config *c, const mla_ids *script, visit_fn visit)
 {
     mla_err err = {0};
     mla_st *s;
@@ -62,7 +63,7 @@ static void rewrite(const char *dir, const char *name, const mla_config *c, visi
     if (mla_st_open(&s, path, &err) != MLA_OK) die(name, &err);
     size_t n = mla_st_count(s), kept = 0, changed = 0;
     mla_tensor *out = mla_alloc(n, 1, sizeof *out);
-    world w = {c, s};
+    world w = {c, s, script};
     for (size_t i = 0; i < n; i++) {
         const mla_tensor *t = mla_st_at(s, i);
         size_t k = count_of(t);
@@ -161,6 +162,32 @@ static action weight_doubled(const world *w, const mla_tensor *t, float *v, size
     return EDIT;
 }
 
+/* Embeddings of the tokens that Cyrillic letters begin with are zeros, as where a table of rows lost what it took for unused. */
+static action script_dropped(const world *w, const mla_tensor *t, float *v, size_t n)
+{
+    if (!named(t, "embed_tokens.weight")) return KEEP;
+    for (size_t i = 0; i < w->script->n; i++) {
+        size_t at = (size_t)w->script->id[i] * w->c->hidden;
+        if (at + w->c->hidden <= n) memset(v + at, 0, w->c->hidden * sizeof *v);
+    }
+    return EDIT;
+}
+
+/* First tokens of the two halves of the Cyrillic alphabet: single bytes, where the vocabulary has no longer ones. */
+static void cyrillic(const mla_model *m, mla_ids *out)
+{
+    static const char *const LETTER[] = {"\xd0\xb0", "\xd1\x80"};
+    mla_err err = {0};
+    mla_tok *tok;
+    if (mla_model_tokenizer(m, &tok, &err) != MLA_OK) die("tokenizer", &err);
+    for (size_t i = 0; i < 2; i++) {
+        mla_ids one = {0};
+        if (mla_tok_encode(tok, &one, LETTER[i], 2, false, &err) != MLA_OK || mla_ids_push(out, one.id[0], &err) != MLA_OK) die("tokens", &err);
+        mla_ids_free(&one);
+    }
+    mla_tok_free(tok);
+}
+
 /* KV heads moved round by one: another base of the same shape. */
 static action other_base(const world *w, const mla_tensor *t, float *v, size_t n)
 {
@@ -180,6 +207,15 @@ static action mean_dropped(const world *w, const mla_tensor *t, float *v, size_t
     (void)w;
     if (!named(t, "self_attn.mla.mean")) return KEEP;
     memset(v, 0, n * sizeof *v);
+    return EDIT;
+}
+
+/* The last of the rotary keys that all heads share is never written. */
+static action rotary_key_lost(const world *w, const mla_tensor *t, float *v, size_t n)
+{
+    size_t rows = w->c->rope.rot * t->shape[t->ndim - 1];
+    if (!named(t, "self_attn.mla.rotary_encoder.weight") || n < rows) return KEEP;
+    memset(v + n - rows, 0, rows * sizeof *v);
     return EDIT;
 }
 
@@ -281,8 +317,8 @@ static const struct {
 } FAULTS[] = {
     {"gain-after-rope", WEIGHTS, gain_after_rope}, {"rotary-pairing", WEIGHTS, rotary_pairing}, {"gain-without-one", WEIGHTS, gain_without_one},
     {"gate-halves", WEIGHTS, gate_halves},         {"mtp-dropped", WEIGHTS, mtp_dropped},       {"weight-doubled", WEIGHTS, weight_doubled},
-    {"other-base", WEIGHTS, other_base},
-    {"mean-dropped", FACTORS, mean_dropped},       {"another-layer", FACTORS, another_layer},
+    {"other-base", WEIGHTS, other_base},           {"script-dropped", WEIGHTS, script_dropped},
+    {"mean-dropped", FACTORS, mean_dropped},       {"another-layer", FACTORS, another_layer},   {"rotary-key-lost", FACTORS, rotary_key_lost},
     {"scale-doubled", SCALES, scale_doubled},      {"scale-zero", SCALES, scale_zero},
 };
 
@@ -292,12 +328,15 @@ int main(int argc, char **argv)
     mla_model *m;
     bool found = argc == 3 && !strcmp(argv[1], "reseal");
     if (argc == 3 && !found) {
+        mla_ids script = {0};
         if (mla_model_open(&m, argv[2], &err) != MLA_OK) die(argv[2], &err);
+        cyrillic(m, &script);
         for (size_t i = 0; i < sizeof FAULTS / sizeof *FAULTS; i++) {
             if (strcmp(FAULTS[i].name, argv[1])) continue;
-            rewrite(argv[2], FAULTS[i].file, mla_model_config(m), FAULTS[i].visit);
+            rewrite(argv[2], FAULTS[i].file, mla_model_config(m), &script, FAULTS[i].visit);
             found = true;
         }
+        mla_ids_free(&script);
         mla_model_close(m);
     }
     if (!found) {

@@ -87,6 +87,37 @@ START_TEST(divergence_interval_of_few_rows)
 }
 END_TEST
 
+/* Two prompts of German, one right and one wrong, beside one of French: the interval of a stratum draws its own prompts alone. */
+START_TEST(strata_count_their_own)
+{
+    mla_err err = {0};
+    mla_json *d;
+    mla_parity_pos pos[6] = {0};
+    mla_parity_case c[3] = {0};
+    char name[] = "c", de[] = "de", fr[] = "fr";
+    for (size_t i = 0; i < 6; i++)
+        pos[i] = (mla_parity_pos){.case_index = (uint32_t)(i / 2), .context = i == 5 ? 600 : 1, .judged = true, .confident = true, .expected = 1, .got = i / 2 == 1 ? 2 : 1};
+    for (size_t i = 0; i < 3; i++) c[i] = (mla_parity_case){.name = name, .language = i < 2 ? de : fr, .kind = "forced", .first = 2 * i, .n = 2};
+    mla_parity p = {.opts = mla_parity_defaults(), .pos = pos, .n = 6, .c = c, .ncases = 3};
+    ck_ok(mla_json_new_object(&d, &err));
+    ck_ok(mla_parity_put_strata(mla_json_root(d), &p, &err));
+    static const struct { const char *by, *is; double agreement, low, high; } WANT[] = {
+        {"context", NULL, 0.6, 0, 1}, {"context", NULL, 1, 1, 1}, {"language", "de", 0.5, 0, 1}, {"language", "fr", 1, 1, 1}, {"kind", "forced", 4 / 6.0, 0, 1}};
+    const mla_jv *o = mla_jv_first(mla_jv_get(mla_json_root(d), "strata"));
+    for (size_t i = 0; i < sizeof WANT / sizeof *WANT; i++, o = mla_jv_next(o)) {
+        const mla_jv *sure = mla_jv_get(o, "confident");
+        ck_assert_str_eq(mla_doc_str(o, "by", ""), WANT[i].by);
+        if (WANT[i].is) ck_assert_str_eq(mla_doc_str(o, WANT[i].by, ""), WANT[i].is);
+        ck_assert_double_eq(mla_doc_num(o, "agreement"), WANT[i].agreement);
+        ck_assert_double_eq(mla_doc_num(o, "bootstrap_low"), WANT[i].low);
+        ck_assert_double_eq(mla_doc_num(sure, "bootstrap_low"), WANT[i].low);
+        ck_assert_double_eq(mla_doc_num(sure, "bootstrap_high"), WANT[i].high);
+    }
+    ck_assert_ptr_null(o);
+    mla_json_free(d);
+}
+END_TEST
+
 START_TEST(references_join)
 {
     mla_err err = {0};
@@ -139,6 +170,7 @@ Suite *suite_gate(void)
     tcase_add_test(t, policy_fields);
     tcase_add_test(t, policy_refusals);
     tcase_add_test(t, divergence_interval_of_few_rows);
+    tcase_add_test(t, strata_count_their_own);
     tcase_add_test(t, references_join);
     tcase_add_test(t, not_applicable_is_skipped);
     suite_add_tcase(s, t);
