@@ -9,6 +9,7 @@
 
 typedef struct {
     bool near;
+    size_t slots, ranks;
     const char *record;
     verify_files files;
 } args;
@@ -31,9 +32,11 @@ static mla_status check(cli *c, const args *a, mla_err *err)
         mla_jv_set_str(doc, "verdict", "");
         verify_put_tool(doc, c);
         mla_jv_set_str(doc, "backend", be->ops->describe(be));
-        st = mla_selfcheck(doc, be, &(mla_selfcheck_opts){.cfg = m ? mla_model_config(m) : NULL, .far = !a->near, .tested = tested, .allow_untested = verify_allow_untested(), .log = &c->log}, &v, err);
+        mla_selfcheck_opts o = {.cfg = m ? mla_model_config(m) : NULL, .far = !a->near, .slots = a->slots, .ranks = a->ranks, .tested = tested,
+                                .allow_untested = verify_allow_untested(), .log = &c->log};
+        st = mla_selfcheck(doc, be, &o, &v, err);
     }
-    if (st == MLA_OK && a->record && v == MLA_PASS) st = mla_tested_record(a->record, mla_tested_combination(be, combination, sizeof combination), err);
+    if (st == MLA_OK && a->record && v == MLA_PASS) st = mla_tested_record(a->record, mla_tested_combination(be, a->ranks, combination, sizeof combination), err);
     if (st == MLA_OK) st = verify_write(&a->files, doc, NULL, err);
     if (st == MLA_OK && c->json) st = cli_print_json(doc, err);
     if (st == MLA_OK && !c->json) {
@@ -55,6 +58,8 @@ mla_status cmd_verify_selfcheck(cli *c, int argc, char **argv, mla_err *err)
     args a = {0};
     const cli_option opts[] = {
         {"near", 0, CLI_FLAG, &a.near, NULL, "leave out pools that end beyond slot 2^31 / row (2 to 8 GiB of address space)", NULL, NULL},
+        {"slots", 0, CLI_SIZE, &a.slots, "N", "also in a cache of N token slots, as a server would allocate; memory is touched only where tokens lie", NULL, NULL},
+        {"tensor-parallel", 0, CLI_SIZE, &a.ranks, "N", "the shapes of one of N ranks: its heads, its groups of a latent", "1", NULL},
         {"record", 0, CLI_STR, &a.record, "FILE", "when everything passes, add this combination of kernels and machine to the table FILE (manifests/tested.json)", NULL, NULL},
         {"junit", 0, CLI_STR, &a.files.junit, "FILE", "write JUnit XML", NULL, "report files"},
         {"markdown", 0, CLI_STR, &a.files.markdown, "FILE", "write Markdown (for a job summary)", NULL, "report files"},

@@ -12,7 +12,8 @@ void mla_gate_selfcheck(mla_gate *g)
     mla_err why = {0};
     mla_verdict v;
     mla_jv *report = mla_jv_set_obj(g->reports, "selfcheck");
-    mla_selfcheck_opts o = {.cfg = g->model ? mla_model_config(g->model) : NULL, .far = g->p->far, .tested = g->in->tested, .allow_untested = g->in->allow_untested, .log = g->in->log};
+    mla_selfcheck_opts o = {.cfg = g->model ? mla_model_config(g->model) : NULL, .far = g->p->far, .slots = g->p->slots, .ranks = g->p->ranks, .tested = g->in->tested,
+                            .allow_untested = g->in->allow_untested, .log = g->in->log};
     if (mla_selfcheck(report, g->in->be, &o, &v, &why) != MLA_OK) {
         mla_jv_remove(g->reports, "selfcheck");
         mla_gate_unjudged(g, "selfcheck", "kernels", &why);

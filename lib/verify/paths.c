@@ -110,13 +110,16 @@ void mla_path_gate(mla_paths *p, const mla_path_way *t, size_t ways)
 }
 
 /* ---- chunks ---- */
-/* Chunks of `chunk` tokens, the last one of `last` (0: what is left). */
-static mla_status cut(mla_paths *p, mla_path_way *w, mla_rt *rt, mla_seq *seq, size_t k, size_t chunk, size_t last, mla_err *err)
+typedef struct {
+    size_t chunk, tail, step; /* chunks of `chunk` tokens, then the last `tail` tokens in chunks of `step` */
+} cuts;
+
+static mla_status cut(mla_paths *p, mla_path_way *w, mla_rt *rt, mla_seq *seq, size_t k, const cuts *c, mla_err *err)
 {
-    size_t n = p->o->text[k].n, body = n - last;
+    size_t n = p->o->text[k].n, body = n - c->tail;
     mla_seq_reset(seq);
     for (size_t at = 0; at < n;) {
-        size_t left = at < body ? body - at : n - at, T = at < body && left > chunk ? chunk : left;
+        size_t left = at < body ? body - at : n - at, most = at < body ? c->chunk : c->step, T = left > most ? most : left;
         mla_status st = mla_path_feed(p, w, rt, seq, k, at, T, err);
         if (st != MLA_OK) return st;
         at += T;
@@ -132,25 +135,37 @@ static mla_status longest_seq(mla_seq **seq, const mla_paths *p, mla_rt *rt, mla
     return mla_seq_new(seq, rt, n, err);
 }
 
+/* One way over all texts that are long enough for it. */
+static mla_status one_cut(mla_paths *p, mla_seq *seq, const cuts *c, mla_path_way *total, size_t *ways, mla_err *err)
+{
+    mla_path_way w = {.path = "chunked"};
+    if (!c->tail) (void)snprintf(w.way, sizeof w.way, "chunks of %zu", c->chunk);
+    else if (c->tail == c->step) (void)snprintf(w.way, sizeof w.way, "last chunk of %zu", c->tail);
+    else (void)snprintf(w.way, sizeof w.way, "last %zu in chunks of %zu", c->tail, c->step);
+    for (size_t k = 0; k < p->o->n_text; k++) {
+        if (p->o->text[k].n <= (c->tail ? c->tail : c->chunk)) continue;
+        mla_status st = cut(p, &w, p->o->rt, seq, k, c, err);
+        if (st != MLA_OK) return st;
+    }
+    if (!w.positions) return MLA_OK;
+    mla_path_way_add(p, total, &w);
+    ++*ways;
+    return MLA_OK;
+}
+
 static mla_status chunked(mla_paths *p, mla_err *err)
 {
-    /* a page less one, a page and one more; last chunks that look like decoding with k = 0..4 drafts, and around a page */
+    /* a page less one, a page and one more; last chunks that look like decoding with k = 0..4 drafts, and around a page; such chunks one
+     * after the other over a page */
     const size_t chunk[] = {16, p->page - 1, p->page, p->page + 1}, last[] = {1, 2, 3, 4, 5, p->page - 1, p->page, p->page + 1};
     mla_path_way total = {.path = "chunked"};
     mla_seq *seq;
     size_t ways = 0;
     mla_status st = longest_seq(&seq, p, p->o->rt, err);
     if (st != MLA_OK) return st;
-    for (size_t i = 0; i < 12 && st == MLA_OK; i++) {
-        bool whole = i < 4;
-        mla_path_way w = {.path = "chunked"};
-        (void)snprintf(w.way, sizeof w.way, whole ? "chunks of %zu" : "last chunk of %zu", whole ? chunk[i] : last[i - 4]);
-        for (size_t k = 0; k < p->o->n_text && st == MLA_OK; k++)
-            if (p->o->text[k].n > (whole ? chunk[i] : last[i - 4])) st = cut(p, &w, p->o->rt, seq, k, whole ? chunk[i] : 2 * p->page, whole ? 0 : last[i - 4], err);
-        if (st != MLA_OK || !w.positions) continue;
-        mla_path_way_add(p, &total, &w);
-        ways++;
-    }
+    for (size_t i = 0; i < 4 && st == MLA_OK; i++) st = one_cut(p, seq, &(cuts){.chunk = chunk[i]}, &total, &ways, err);
+    for (size_t i = 0; i < 8 && st == MLA_OK; i++) st = one_cut(p, seq, &(cuts){.chunk = 2 * p->page, .tail = last[i], .step = last[i]}, &total, &ways, err);
+    for (size_t i = 1; i <= 5 && st == MLA_OK; i++) st = one_cut(p, seq, &(cuts){.chunk = 2 * p->page, .tail = p->page, .step = i}, &total, &ways, err);
     mla_seq_free(seq);
     if (st == MLA_OK) mla_path_gate(p, &total, ways);
     return st;
@@ -168,7 +183,7 @@ static mla_status threads(mla_paths *p, mla_err *err)
     }
     (void)snprintf(w.way, sizeof w.way, "other threads, chunks of 48");
     mla_status st = longest_seq(&seq, p, p->o->other, err);
-    for (size_t k = 0; k < p->o->n_text && st == MLA_OK; k++) st = cut(p, &w, p->o->other, seq, k, 48, 0, err);
+    for (size_t k = 0; k < p->o->n_text && st == MLA_OK; k++) st = cut(p, &w, p->o->other, seq, k, &(cuts){.chunk = 48}, err);
     if (st == MLA_OK) {
         mla_seq_free(seq);
         mla_path_way_add(p, &total, &w);

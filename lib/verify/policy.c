@@ -39,6 +39,8 @@ static const field FIELDS[] = {
     {"receipts", "consumers", NAMES, AT(consumer), 0, 0, NULL, AT(n_consumer)},
     {"scales", "required", BOOL, AT(scales_required), 0, 0, NULL, 0},
     {"selfcheck", "far", BOOL, AT(far), 0, 0, NULL, 0},
+    {"selfcheck", "slots", SIZE, AT(slots), 256, 1e11, NULL, 0},
+    {"selfcheck", "tensor_parallel", SIZE, AT(ranks), 1, 1024, NULL, 0},
     {"parity", "min_agreement", NUM, AT(min_agreement), 0, 0.999999, NULL, 0},
     {"parity", "min_agreement_all", NUM, AT(min_agreement_all), 0, 0.999999, NULL, 0},
     {"parity", "min_exact_decodes", NUM, AT(min_exact_decodes), 0, 1, NULL, 0},

@@ -38,6 +38,7 @@ typedef struct {
     bool scales_required; /* scales: every cached layer has a stored scale */
 
     bool far;             /* selfcheck: pools beyond slot 2^31 / row */
+    size_t slots, ranks;  /* selfcheck: a pool of so many; tensor-parallel size */
 
     double min_agreement, min_agreement_all, min_exact_decodes; /* parity */
     double max_kld, max_kld_p99, max_ppl_ratio;

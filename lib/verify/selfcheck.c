@@ -76,12 +76,15 @@ static mla_kv_view view(const work *w, const dims *d, const mla_selfcheck_case *
                          .head_stride = stride, .dtype = c->dtype, .scale = d->kv_scale};
 }
 
-/* Blocks: the first, a middle one, the last, the second. far: the last block begins beyond 2^31 / row. */
+/* Blocks: the first, a middle one, the last, the second. far: the last block begins beyond 2^31 / row. Memory is touched where tokens lie. */
 static mla_status place(work *w, const dims *d, const mla_selfcheck_case *c, mla_selfcheck_result *r, mla_err *err)
 {
     size_t slots = 64 * c->page, bytes, limit = ((size_t)1 << 31) / d->row;
     if (c->far) slots = (limit / c->page + 3) * c->page;
+    if (c->slots) slots = (c->slots / c->page + (c->slots % c->page > 0)) * c->page;
     size_t blocks = slots / c->page;
+    if (blocks < BLOCKS || blocks > INT32_MAX)
+        return mla_fail(err, MLA_EINVAL, "a cache of %zu slots: expected %d to %d blocks of %zu, found %zu", c->slots, BLOCKS, INT32_MAX, c->page, blocks);
     w->pages[0] = 0;
     w->pages[1] = (int32_t)(blocks / 2);
     w->pages[2] = (int32_t)(blocks - 1);

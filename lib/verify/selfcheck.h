@@ -30,6 +30,7 @@ typedef struct {
     mla_dtype dtype;
     size_t page;            /* tokens per block */
     bool far;               /* the pool ends beyond slot 2^31 / row */
+    size_t slots;           /* tokens that the pool holds, in whole blocks; 0: far's, else 64 blocks */
     size_t queries;         /* T: 1 is decode */
 } mla_selfcheck_case;
 
@@ -47,10 +48,15 @@ bool mla_selfcheck_ok(const mla_selfcheck_result *r);
 
 /* Shapes of a model (its own caches); cfg NULL: the common ones. Returns how many of `out` (>= 8) were filled. */
 size_t mla_selfcheck_shapes(mla_selfcheck_shape *out, const mla_config *cfg);
+/* What one of `ranks` tensor-parallel ranks computes: its heads with their keys and values, its groups of a latent or the whole of a
+ * single one. MLA_EINVAL when heads or groups do not divide. */
+MLA_CHECKED mla_status mla_selfcheck_rank(mla_selfcheck_shape *s, size_t ranks, mla_err *err);
 
 typedef struct {
     const mla_config *cfg;  /* NULL: common shapes */
     bool far;
+    size_t slots;           /* > 0: also in a pool of so many */
+    size_t ranks;           /* tensor-parallel size; 0: 1 */
     const char *tested;     /* table of tested combinations (tested.h); NULL: not asked */
     bool allow_untested;    /* a combination that is not in it is told of, and passes */
     mla_log *log;

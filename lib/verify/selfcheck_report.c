@@ -36,6 +36,21 @@ size_t mla_selfcheck_shapes(mla_selfcheck_shape *out, const mla_config *c)
     return n;
 }
 
+mla_status mla_selfcheck_rank(mla_selfcheck_shape *s, size_t ranks, mla_err *err)
+{
+    if (ranks < 2) return MLA_OK;
+    bool split = !s->dim && s->groups > 1;
+    if (s->heads % ranks || (split && s->groups % ranks))
+        return mla_fail(err, MLA_EINVAL, "tensor-parallel size %zu: %s, %zu heads in %zu groups, does not divide", ranks, s->name, s->heads, s->dim ? s->kv_heads : s->groups);
+    s->heads /= ranks;
+    s->kv_heads = s->kv_heads > ranks ? s->kv_heads / ranks : 1; /* fewer keys than ranks are kept by several */
+    if (split) {
+        s->groups /= ranks;
+        s->rank /= ranks;
+    }
+    return MLA_OK;
+}
+
 static const char *dtype_name(mla_dtype t) { return t == MLA_F8_E4M3 ? "fp8" : t == MLA_BF16 ? "bf16" : "f32"; }
 
 typedef struct {
@@ -61,6 +76,7 @@ static mla_status one(tally *t, mla_backend *be, const mla_selfcheck_shape *s, c
     mla_jv_set_size(o, "page", c->page);
     mla_jv_set_size(o, "queries", c->queries);
     mla_jv_set_bool(o, "far", c->far);
+    mla_jv_set_size(o, "slots", r.pool_slots);
     mla_jv_set_size(o, "row_values", r.row_values);
     mla_jv_set_size(o, "farthest_slot", r.farthest_slot);
     mla_jv_set_str(o, "verdict", ok ? "pass" : st == MLA_OK ? "fail" : "not enough evidence");
@@ -95,7 +111,7 @@ static mla_status put_combination(mla_jv *doc, mla_jv *gates, mla_backend *be, c
 {
     char name[128];
     bool found;
-    mla_status st = mla_tested_find(&found, o->tested, mla_tested_combination(be, name, sizeof name), err);
+    mla_status st = mla_tested_find(&found, o->tested, mla_tested_combination(be, o->ranks, name, sizeof name), err);
     if (st != MLA_OK) return st;
     mla_jv_set_str(doc, "combination", name);
     mla_jv_set_bool(doc, "combination_tested", found);
@@ -108,31 +124,50 @@ static mla_status put_combination(mla_jv *doc, mla_jv *gates, mla_backend *be, c
     return MLA_OK;
 }
 
-mla_status mla_selfcheck(mla_jv *doc, mla_backend *be, const mla_selfcheck_opts *o, mla_verdict *verdict, mla_err *err)
+/* Decode and prefill over every cache type of one shape in one pool, as one gate. */
+static mla_status one_pool(tally *t, mla_backend *be, const mla_selfcheck_shape *s, bool far, size_t slots, mla_err *err)
 {
     static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3};
+    for (size_t k = 0; k < 3; k++)
+        for (size_t q = 1; q <= 5; q += 4) {
+            if ((far || slots) && KV[k] == MLA_F32) continue; /* a pool of 8 GiB; offsets are in elements, so bf16 and fp8 say it all */
+            mla_selfcheck_case c = {.dtype = KV[k], .page = q == 1 ? 64 : 16, .far = far, .slots = slots, .queries = q};
+            if (one(t, be, s, &c, err) != MLA_OK) return err->status;
+        }
+    return MLA_OK;
+}
+
+mla_status mla_selfcheck(mla_jv *doc, mla_backend *be, const mla_selfcheck_opts *o, mla_verdict *verdict, mla_err *err)
+{
+    enum { NEAR, FAR, SLOTS, POOLS };
+    const bool wanted[POOLS] = {true, o->far, o->slots > 0};
     mla_selfcheck_shape shape[8];
     size_t n = mla_selfcheck_shapes(shape, o->cfg);
     mla_status st = MLA_OK;
     *verdict = MLA_PASS;
     mla_jv_set_str(doc, "verdict", "");
     mla_jv *gates = mla_jv_set_arr(doc, "gates"), *cases = mla_jv_set_arr(doc, "cases");
-    mla_progress prog = mla_progress_begin(o->log, "selfcheck", (double)(n * (o->far ? 2 : 1)), "shapes");
-    for (size_t i = 0; i < n * (o->far ? 2 : 1) && st == MLA_OK; i++) {
-        const mla_selfcheck_shape *s = &shape[i % n];
-        tally t = {.cases = cases};
-        bool far = i >= n;
-        for (size_t k = 0; k < 3 && st == MLA_OK; k++)
-            for (size_t q = 1; q <= 5 && st == MLA_OK; q += 4) {
-                if (far && KV[k] == MLA_F32) continue; /* a pool of 8 GiB; offsets are in elements, so bf16 and fp8 say it all */
-                st = one(&t, be, s, &(mla_selfcheck_case){.dtype = KV[k], .page = q == 1 ? 64 : 16, .far = far, .queries = q}, err);
-            }
-        char name[96];
-        (void)snprintf(name, sizeof name, "%s, %zu heads%s", s->name, s->heads, far ? ", beyond int32 slots" : "");
-        mla_verdict v = put_gate(gates, name, &t);
-        if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && *verdict == MLA_PASS)) *verdict = v;
-        mla_progress_add(&prog, 1);
+    size_t kept = 0;
+    for (size_t i = 0; i < n && st == MLA_OK; i++) {
+        mla_status divides = mla_selfcheck_rank(&shape[i], o->ranks, err);
+        if (divides == MLA_OK) shape[kept++] = shape[i];
+        else if (o->cfg || (i + 1 == n && !kept)) st = divides; /* of common shapes those that divide will do */
     }
+    n = kept;
+    mla_progress prog = mla_progress_begin(o->log, "selfcheck", (double)(n * (1 + wanted[FAR] + wanted[SLOTS])), "shapes");
+    for (size_t pool = NEAR; pool < POOLS; pool++)
+        for (size_t i = 0; wanted[pool] && i < n && st == MLA_OK; i++) {
+            tally t = {.cases = cases};
+            char name[128], where[48] = "";
+            if (pool == FAR) (void)snprintf(where, sizeof where, ", beyond int32 slots");
+            if (pool == SLOTS) (void)snprintf(where, sizeof where, ", a cache of %zu slots", o->slots);
+            (void)snprintf(name, sizeof name, "%s, %zu heads%s", shape[i].name, shape[i].heads, where);
+            st = one_pool(&t, be, &shape[i], pool == FAR, pool == SLOTS ? o->slots : 0, err);
+            if (st != MLA_OK) break;
+            mla_verdict v = put_gate(gates, name, &t);
+            if (v == MLA_FAIL || (v == MLA_NO_EVIDENCE && *verdict == MLA_PASS)) *verdict = v;
+            mla_progress_add(&prog, 1);
+        }
     if (st == MLA_OK && o->tested) st = put_combination(doc, gates, be, o, verdict, err);
     mla_jv_set_str(doc, "verdict", mla_verdict_name(*verdict));
     if (st == MLA_OK) mla_progress_end(&prog);

@@ -8,16 +8,18 @@
 #include "io/file.h"
 #include "io/json.h"
 
-const char *mla_tested_combination(mla_backend *be, char *buf, size_t cap)
+const char *mla_tested_combination(mla_backend *be, size_t ranks, char *buf, size_t cap)
 {
+    char split[40] = "";
     const char *text = be->ops->describe(be), *compute = strstr(text, "compute "), *driver = strstr(text, "driver ");
     struct utsname u;
+    if (ranks > 1) (void)snprintf(split, sizeof split, ", tensor-parallel %zu", ranks);
     if (!strncmp(text, "cuda", 4)) {
-        (void)snprintf(buf, cap, "cuda %.*s, %s", compute ? (int)strcspn(compute, ",") : 0, compute ? compute : "", driver ? driver : "driver unknown");
+        (void)snprintf(buf, cap, "cuda %.*s, %s%s", compute ? (int)strcspn(compute, ",") : 0, compute ? compute : "", driver ? driver : "driver unknown", split);
         return buf;
     }
     if (uname(&u) != 0) (void)snprintf(u.machine, sizeof u.machine, "unknown");
-    (void)snprintf(buf, cap, "%.*s on %.40s", (int)strcspn(text, ","), text, u.machine);
+    (void)snprintf(buf, cap, "%.*s on %.40s%s", (int)strcspn(text, ","), text, u.machine, split);
     return buf;
 }
 

@@ -150,7 +150,7 @@ door() { # fault policy TEXT
     rc_is 0 "$1: the program that users run has no such door"
 }
 door int32-slots slots 'beyond int32 slots: '
-door decode-chunk chunks 'last chunk of '
+door decode-chunk chunks '; most in last '
 door stale-prefix prefix 'hit of '
 
 finish faults

@@ -36,6 +36,24 @@ printf '{}' >"$T"
 check
 rc_is 3 'no table'
 has err 'mla-tested/1' 'no table'
+# ranks of a tensor-parallel server are a combination of their own, with the shapes of one rank
+printf '{"schema": "mla-tested/1", "combinations": []}' >"$T"
+run "$V" selfcheck --near --quiet --isa ref --record "$T"
+ranks() { run env MLA_DATA="$TMP/data" "$V" selfcheck "$ROOT/tests/fixtures/tiny-hybrid" --near --quiet --isa ref --tensor-parallel "$@"; }
+ranks 2
+rc_is 3 'two ranks, untested'
+has err ', tensor-parallel 2 is not among' 'two ranks, untested'
+ranks 2 --record "$T"
+rc_is 0 'two ranks, recording'
+ranks 2 --slots 3728270 --json
+rc_is 0 'two ranks, recorded, a cache of 3,728,270 slots'
+for t in '"gqa, 6 heads, a cache of 3728270 slots"' '"slots": 3728272' '"heads": 6'; do has out "$t" 'two ranks'; done
+ranks 5
+rc_is 2 'five ranks of twelve heads'
+has err 'tensor-parallel size 5' 'five ranks of twelve heads'
+run "$V" selfcheck --near --quiet --isa ref --slots 100
+rc_is 2 'too small a cache'
+one_line 'too small a cache'
 # the gate asks, too
 printf '{"schema": "mla-tested/1", "combinations": []}' >"$T"
 printf '{"schema": "mla-policy/1", "name": "kernels", "selfcheck": {}}' >"$TMP/policy.json"

@@ -53,6 +53,44 @@ START_TEST(beyond_int32)
 }
 END_TEST
 
+/* A cache of the size that is asked for, in whole blocks; its last block is used. */
+START_TEST(a_cache_of_so_many_slots)
+{
+    mla_err err = {0};
+    mla_selfcheck_result r;
+    mla_backend *be = open_be(MLA_ISA_AUTO);
+    mla_selfcheck_case c = {.dtype = MLA_BF16, .page = 64, .slots = 100001, .queries = 1};
+    ck_ok(mla_selfcheck_run(&r, be, &LATENT, &c, &err));
+    ck_assert(mla_selfcheck_ok(&r));
+    ck_assert_uint_eq(r.pool_slots, 100032);
+    ck_assert_uint_eq(r.farthest_slot, 100031);
+    c.slots = 100;
+    ck_refused(mla_selfcheck_run(&r, be, &LATENT, &c, &err), MLA_EINVAL, "a cache of 100 slots: expected 4 to");
+    mla_backend_close(be);
+}
+END_TEST
+
+START_TEST(shapes_of_a_rank)
+{
+    static const struct { mla_selfcheck_shape s; size_t ranks, heads, kv_heads, rank, groups; } OK[] = {
+        {{"gqa", 24, 4, 256, 0, 0, 0}, 2, 12, 2, 0, 0},
+        {{"gqa", 24, 4, 256, 0, 0, 0}, 8, 3, 1, 0, 0},
+        {{"latent", 24, 4, 0, 768, 1, 64}, 4, 6, 1, 768, 1},
+        {{"groups", 24, 4, 0, 768, 2, 64}, 2, 12, 2, 384, 1},
+        {{"groups", 24, 4, 0, 768, 2, 64}, 1, 24, 4, 768, 2},
+    };
+    mla_err err = {0};
+    for (size_t i = 0; i < sizeof OK / sizeof *OK; i++) {
+        mla_selfcheck_shape s = OK[i].s;
+        ck_ok(mla_selfcheck_rank(&s, OK[i].ranks, &err));
+        ck_assert(s.heads == OK[i].heads && s.kv_heads == OK[i].kv_heads && s.rank == OK[i].rank && s.groups == OK[i].groups && s.rot == OK[i].s.rot);
+    }
+    mla_selfcheck_shape s = OK[3].s;
+    ck_refused(mla_selfcheck_rank(&s, 5, &err), MLA_EINVAL, "tensor-parallel size 5");
+    ck_refused(mla_selfcheck_rank(&s, 4, &err), MLA_EINVAL, "in 2 groups, does not divide");
+}
+END_TEST
+
 /* ---- planted faults: the cpu's table with one operation bent ---- */
 static const mla_backend_ops *true_ops;
 enum { SWAP_BLOCK, WRONG_SCALE, WRAP, POISON, LATE_KEY };
@@ -131,6 +169,8 @@ Suite *suite_selfcheck(void)
     TCase *t = tcase_create("selfcheck");
     tcase_add_test(t, good_kernels_pass);
     tcase_add_test(t, beyond_int32);
+    tcase_add_test(t, a_cache_of_so_many_slots);
+    tcase_add_test(t, shapes_of_a_rank);
     tcase_add_loop_test(t, planted_faults_are_found, SWAP_BLOCK, LATE_KEY + 1);
     tcase_add_test(t, a_wrong_store_is_found);
     suite_add_tcase(s, t);
