@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "linalg/gemm.h"
 
 #define COMMON_MAX 8
 
@@ -214,6 +215,7 @@ int cli_main(const cli_program *p, int argc, char **argv)
 {
     mla_err err = {0};
     const char *word = argc > 1 ? argv[1] : NULL;
+    mla_blas_settle(argv);
     if (!word) {
         (void)mla_fail(&err, MLA_EINVAL, "missing command; see %s --help", p->name);
         return finish(p->name, NULL, &err);

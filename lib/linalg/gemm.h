@@ -31,6 +31,10 @@ void mla_dsyrk(double *c, const double *a, size_t lda, size_t T, size_t n, doubl
 
 /* One BLAS thread from now on, where the library has that switch. Called by every function of this layer. */
 void mla_blas_pin(void);
+/* For a program's first line. OpenBLAS chooses its kernels while it is loaded, by a table of CPU models that ends before newer
+ * ones: on those it takes SSE3 kernels ("Prescott"), measured three times slower in factoring. If that has happened on a CPU with
+ * AVX2, and OPENBLAS_CORETYPE is not set, this starts the program again with OPENBLAS_CORETYPE set and does not return. */
+void mla_blas_settle(char *const argv[]);
 /* "OpenBLAS 0.3.21 ... Zen", or "BLAS" when the library does not tell. */
 const char *mla_blas_name(void);
 #endif

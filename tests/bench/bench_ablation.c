@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "lab.h"
+#include "linalg/gemm.h"
 #include "retrofit/build/graft.h"
 #include "retrofit/solve/ranks.h"
 #include "retrofit/build/recipe.h"
@@ -84,6 +85,7 @@ static void one(mla_factors *f, const mla_model *m, const mla_recipe *r, const m
 
 int main(int argc, char **argv)
 {
+    mla_blas_settle(argv);
     if (argc != 6) {
         fprintf(stderr, "usage: bench_ablation BASE STATS PLAIN_STATS keep OUT_PREFIX\n");
         return 2;

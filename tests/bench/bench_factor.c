@@ -153,6 +153,7 @@ static double solve_layer(size_t m)
 
 int main(int argc, char **argv)
 {
+    mla_blas_settle(argv);
     lab b = {.m = lab_arg(argc, argv, 1, 2048), .n = lab_arg(argc, argv, 2, 5120), .r = lab_arg(argc, argv, 3, 512)};
     size_t reps = lab_arg(argc, argv, 4, 1);
     lab_series tg = {.n = 0}, te = {.n = 0}, tw = {.n = 0}, ts = {.n = 0};

@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "lab.h"
+#include "linalg/gemm.h"
 #include "retrofit/solve/nested.h"
 #include "runtime/score.h"
 
@@ -63,6 +64,7 @@ static void pass(bench *b, tally *to)
 
 int main(int argc, char **argv)
 {
+    mla_blas_settle(argv);
     if (argc < 7) {
         fprintf(stderr, "usage: bench_quality BASE CORPUS threads rows row_tokens FACTORS...\n");
         return 2;

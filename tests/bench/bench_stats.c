@@ -11,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "lab.h"
+#include "linalg/gemm.h"
 #include "retrofit/stats/collect.h"
 #include "retrofit/stats/gather.h"
 #include "retrofit/stats/moments.h"
@@ -144,6 +145,7 @@ static double gather(lab *b)
 
 int main(int argc, char **argv)
 {
+    mla_blas_settle(argv);
     mla_err err = {0};
     lab_series a = {.n = 0}, p = {.n = 0}, f = {.n = 0};
     if (argc < 3) {

@@ -20,6 +20,11 @@ for prog in mla-retrofit mla-calibrate mla-verify; do
     has out "isa: " "$prog --version"
     has out "cpu: " "$prog --version"
     has out "cuda:0: " "$prog --version"
+    if grep -q 'OpenBLAS.*DYNAMIC_ARCH' "$TMP/out" && grep -qw avx2 /proc/cpuinfo; then # its own choice can be far below a recent CPU
+        if grep -qE '(Haswell|Zen|Excavator|SkylakeX|Cooperlake|SapphireRapids) MAX_THREADS' "$TMP/out"; then pass; else fail "$prog --version: OpenBLAS without AVX2 kernels: $(cat "$TMP/out")"; fi
+        run env OPENBLAS_CORETYPE=Nehalem "$p" --version
+        has out " Nehalem " "$prog --version obeys OPENBLAS_CORETYPE"
+    fi
     run "$p" no-such-command
     rc_is 2 "$prog no-such-command"
     one_line "$prog no-such-command"
