@@ -26,8 +26,8 @@ VALGRIND_TESTS := base tensor io quant linalg
 valgrind: $(VALGRIND_TESTS:%=$(BUILD)/tests/test_%)
 	@scripts/deps.sh valgrind
 	@scripts/run-tests.sh $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)
-$(BUILD)/valgrind/%: $(BUILD)/tests/test_%
 # OPENBLAS_CORETYPE: kernels for the CPU that valgrind shows, and no second start, which valgrind would not follow
+$(BUILD)/valgrind/%: $(BUILD)/tests/test_%
 	@mkdir -p $(@D)
 	@printf '#!/bin/sh\nOPENBLAS_CORETYPE=Haswell exec valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite %s\n' $< >$@ && chmod +x $@
 valgrind: $(VALGRIND_TESTS:%=$(BUILD)/valgrind/%)

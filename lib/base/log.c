@@ -57,16 +57,27 @@ mla_progress mla_progress_begin(mla_log *log, const char *what, double total, co
     return (mla_progress){.log = log, .what = what, .unit = unit, .total = total, .start = now, .last = now};
 }
 
+#define MINUTE 60.0
+typedef char figure[32];
+
+/* Four digits, no exponent: 52990, 1238, 47.28. */
+static const char *digits(figure out, double x)
+{
+    (void)snprintf(out, sizeof(figure), x >= 1000 ? "%.0f" : "%.4g", x);
+    return out;
+}
+
 void mla_progress_add(mla_progress *p, double units)
 {
     p->done += units;
-    if (!p->log || !p->log->tty) return;
+    if (!p->log || p->log->quiet) return;
     double now = mla_now();
-    if (now - p->last < 0.1) return;
+    if (now - p->last < (p->log->tty ? 0.1 : MINUTE)) return;
     p->last = now;
     double rate = p->done / (now - p->start + 1e-9), left = rate > 0 ? (p->total - p->done) / rate : 0;
-    fprintf(stderr, "\r\033[K%s %3.0f%%  %.4g/%.4g %s  %.4g %s/s  ETA %.0f s", p->what,
-            p->total > 0 ? 100 * p->done / p->total : 0, p->done, p->total, p->unit, rate, p->unit, left);
+    figure done, total, speed;
+    fprintf(stderr, "%s%s %3.0f%%  %s/%s %s  %s %s/s  ETA %.0f s%s", p->log->tty ? "\r\033[K" : "", p->what, p->total > 0 ? 100 * p->done / p->total : 0,
+            digits(done, p->done), digits(total, p->total), p->unit, digits(speed, rate), p->unit, left, p->log->tty ? "" : "\n");
     fflush(stderr);
 }
 
@@ -74,5 +85,6 @@ void mla_progress_end(mla_progress *p)
 {
     if (!p->log || p->log->quiet) return;
     double t = mla_now() - p->start;
-    mla_info(p->log, "%s: %.4g %s in %.1f s (%.4g %s/s)", p->what, p->done, p->unit, t, p->done / (t + 1e-9), p->unit);
+    figure done, speed;
+    mla_info(p->log, "%s: %s %s in %.1f s (%s %s/s)", p->what, digits(done, p->done), p->unit, t, digits(speed, p->done / (t + 1e-9)), p->unit);
 }

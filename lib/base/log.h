@@ -9,7 +9,7 @@
 
 typedef struct {
     bool quiet;   /* warnings only */
-    bool tty;     /* progress is drawn only on a terminal */
+    bool tty;     /* progress is drawn on a terminal, and told once a minute elsewhere */
     bool color;   /* false under NO_COLOR or when stderr is no terminal */
     size_t warnings; /* counted, so that a command can say so at its end */
 } mla_log;
@@ -18,7 +18,7 @@ mla_log mla_log_stderr(bool quiet); /* looks at isatty and NO_COLOR */
 void mla_info(mla_log *log, const char *fmt, ...) MLA_PRINTF(2, 3);
 void mla_warn(mla_log *log, const char *fmt, ...) MLA_PRINTF(2, 3);
 
-/* Progress over `total` units ("tokens", "MiB", "layers"). Nothing is drawn without a terminal. */
+/* Progress over `total` units ("tokens", "MiB", "layers"). */
 typedef struct {
     mla_log *log;
     const char *what, *unit;
