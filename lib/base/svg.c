@@ -25,7 +25,7 @@ static const unsigned char RAMP[][3] = {{0x4a, 0x6f, 0xd0}, {0x1f, 0x9e, 0x89}, 
 
 typedef struct { /* data -> pixels along one axis */
     double lo, hi, p0, p1;
-    bool log, any;
+    bool log, any, whole; /* whole: counts, with ticks at whole numbers alone */
 } axis;
 
 static bool usable(const axis *a, double v) { return isfinite(v) && (!a->log || v > 0); }
@@ -46,19 +46,32 @@ static void widen(axis *a, double v)
 }
 
 /* A tick distance of 1, 2 or 5 times a power of ten giving about `want` ticks. */
-static double step_for(double span, double want)
+static double step_for(const axis *a, double want)
 {
-    double raw = span / want, p = pow(10, floor(log10(raw))), f = raw / p;
-    return (f <= 1 ? 1 : f <= 2 ? 2 : f <= 5 ? 5 : 10) * p;
+    double raw = (a->hi - a->lo) / want, p = pow(10, floor(log10(raw))), f = raw / p, step = (f <= 1 ? 1 : f <= 2 ? 2 : f <= 5 ? 5 : 10) * p;
+    return a->whole && step < 1 ? 1 : step;
 }
 
-/* Ends on ticks (linear) or decades (log), never empty. */
+/* The nearest of 1, 2, 5 times a power of ten that is not above v, or (up) not below it. */
+static double round_log(double v, bool up)
+{
+    static const double AT[] = {1, 2, 5, 10};
+    double p = pow(10, floor(log10(v) + 1e-9)), best = up ? 10 * p : p;
+    for (size_t i = 0; i < 4; i++) {
+        if (up && AT[i] * p >= v * (1 - 1e-9)) return AT[i] * p;
+        if (!up && AT[i] * p <= v * (1 + 1e-9)) best = AT[i] * p;
+    }
+    return best;
+}
+
+/* Ends on ticks, on a logarithmic axis of many decades on decades; never empty. */
 static void settle(axis *a, double want)
 {
     if (!a->any) return;
     if (a->log) {
-        a->lo = pow(10, floor(log10(a->lo) + 1e-9));
-        a->hi = pow(10, ceil(log10(a->hi) - 1e-9));
+        bool many = log10(a->hi / a->lo) > 3;
+        a->lo = many ? pow(10, floor(log10(a->lo) + 1e-9)) : round_log(a->lo, false);
+        a->hi = many ? pow(10, ceil(log10(a->hi) - 1e-9)) : round_log(a->hi, true);
         if (!(a->hi > a->lo)) a->hi = a->lo * 10;
         return;
     }
@@ -67,7 +80,7 @@ static void settle(axis *a, double want)
         a->lo -= pad;
         a->hi += pad;
     }
-    double step = step_for(a->hi - a->lo, want);
+    double step = step_for(a, want);
     a->lo = floor(a->lo / step + 1e-9) * step;
     a->hi = ceil(a->hi / step - 1e-9) * step;
 }
@@ -108,7 +121,7 @@ static void tick(mla_str *out, const axis *a, const axis *other, double v, bool 
 {
     char label[32];
     double p = place(a, v);
-    (void)snprintf(label, sizeof label, "%.4g", v);
+    (void)snprintf(label, sizeof label, "%.6g", v);
     if (vertical) {
         mla_str_printf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"g\"/>\n", other->p0, p, other->p1, p);
         text_at(out, other->p0 - 6, p + 4, " text-anchor=\"end\"", label);
@@ -122,19 +135,15 @@ static void ticks(mla_str *out, const axis *a, const axis *other, bool vertical)
 {
     if (a->log) {
         double decades = log10(a->hi / a->lo), every = decades > 8 ? ceil(decades / 8) : 1;
-        for (double k = 0; k <= decades + 1e-9; k += every) {
-            tick(out, a, other, a->lo * pow(10, k), vertical);
-            if (decades > 3.5 || k > decades - 0.5) continue; /* few decades: 2 and 5 between them */
-            tick(out, a, other, a->lo * pow(10, k) * 2, vertical);
-            tick(out, a, other, a->lo * pow(10, k) * 5, vertical);
-        }
+        for (double k = floor(log10(a->lo) + 1e-9); k <= log10(a->hi) + 1e-9; k += every)
+            for (size_t i = 0; i < (decades > 3.5 ? 1u : 3u); i++) { /* few decades: 2 and 5 between them */
+                double v = pow(10, k) * (double[]){1, 2, 5}[i];
+                if (v >= a->lo * (1 - 1e-9) && v <= a->hi * (1 + 1e-9)) tick(out, a, other, v, vertical);
+            }
         return;
     }
-    double step = step_for(a->hi - a->lo, vertical ? 6 : 8), n = round((a->hi - a->lo) / step);
-    for (double k = 0; k <= n; k++) {
-        double v = a->lo + k * step;
-        tick(out, a, other, fabs(v) < step * 1e-9 ? 0 : v, vertical);
-    }
+    double step = step_for(a, vertical ? 6 : 8);
+    for (double k = ceil(a->lo / step - 1e-9) + 0.0 /* no minus zero */; k * step <= a->hi + step * 1e-9; k++) tick(out, a, other, k * step, vertical);
 }
 
 static double x_of(const mla_svg_series *s, size_t i) { return s->x ? s->x[i] : (double)i; }
@@ -255,7 +264,10 @@ static void legend(mla_str *out, const mla_svg_chart *c, double x, double height
     size_t fit = (size_t)(height / 16), every = fit ? (c->n + fit - 1) / fit : 1;
     for (size_t i = 0; c->n > 1 && i < c->n; i += every) {
         if (!c->series[i].label) continue;
-        mla_str_printf(out, "<line class=\"l %s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", color_of(color, c, i), x, y - 4, x + 20, y - 4);
+        if (c->series[i].kind == MLA_SVG_BAND)
+            mla_str_printf(out, "<path class=\"n %s\" d=\"M%.1f %.1fh20v10h-20z\"/>\n", color_of(color, c, i), x, y - 9);
+        else
+            mla_str_printf(out, "<line class=\"l %s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", color_of(color, c, i), x, y - 4, x + 20, y - 4);
         text_at(out, x + 26, y, "", c->series[i].label);
         y += 16;
     }
@@ -272,25 +284,31 @@ static bool has_places(const mla_svg_chart *c)
 static void widen_all(axis *ax, axis *ay, const mla_svg_chart *c)
 {
     bool bars = false;
+    size_t places = 1;
+    ax->whole = true;
     for (size_t k = 0; k < c->n; k++) {
         const mla_svg_series *s = &c->series[k];
         bars |= s->kind == MLA_SVG_BARS;
+        if (s->n > places) places = s->n;
         for (size_t i = 0; i < s->n; i++) {
             if (!drawable(s, i, ax, ay)) continue;
             widen(ax, x_of(s, i));
+            ax->whole = ax->whole && x_of(s, i) == floor(x_of(s, i));
             widen(ay, s->y[i]);
             if (s->kind == MLA_SVG_BAND) widen(ay, s->hi[i]);
         }
     }
     if (!ax->any) return;
     if (c->rule) widen(ay, *c->rule);
-    if (!ay->log && ay->lo > 0) widen(ay, 0); /* heights compare only from zero */
+    if (!ay->log && ay->lo > 0 && (bars || !c->close_up)) widen(ay, 0);
     if (bars && !ay->log && ay->hi < 0) widen(ay, 0);
-    if (bars && !ax->log) {
-        widen(ax, ax->lo - 0.5);
-        widen(ax, ax->hi + 0.5);
+    if (bars && !ax->log) { /* half a bar's place beyond the outer ones */
+        double half = places > 1 && ax->hi > ax->lo ? (ax->hi - ax->lo) / (double)(places - 1) / 2 : 0.5;
+        widen(ax, ax->lo - half);
+        widen(ax, ax->hi + half);
+    } else {
+        settle(ax, 8);
     }
-    settle(ax, 8);
     settle(ay, 6);
 }
 

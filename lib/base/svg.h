@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     const char *title, *x_label, *y_label; /* plain text, escaped here; NULL is fine */
     bool log_x, log_y;
+    bool close_up;       /* the y axis begins where the data do; otherwise at zero, where heights compare (never for bars) */
     bool ramp;           /* series in one run of colours, first to last (layers by depth), instead of distinct ones */
     const double *rule;  /* a dashed horizontal line at *rule (a threshold), or NULL */
     size_t width, height; /* pixels; 0 = 720 x 400 */

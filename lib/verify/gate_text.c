@@ -59,7 +59,7 @@ static mla_status context_chart(mla_str *out, const mla_jv *doc, bool *drawn, ml
     *drawn = n > 0;
     mla_status st = !n ? MLA_OK
                        : mla_svg_write(out, &(mla_svg_chart){.title = "Agreement at confident positions by context", .x_label = "tokens of context",
-                                                             .y_label = "share", .log_x = true, .series = series, .n = 2}, err);
+                                                             .y_label = "share", .log_x = true, .close_up = true, .series = series, .n = 2}, err);
     mla_free(x);
     return st;
 }

@@ -68,6 +68,12 @@ static void put_parity(mla_str *out, const mla_jv *doc)
                        mla_doc_num(fd, "exact"), mla_doc_num(fd, "cases"), mla_doc_num(fd, "matching_tokens"));
 }
 
+/* Five decimals, or nothing where there is no number. */
+static void put_measured(mla_str *out, const mla_jv *o, const char *key)
+{
+    if (mla_jv_is_num(mla_jv_get(o, key))) mla_str_printf(out, "%.5f", mla_doc_num(o, key));
+}
+
 static void put_strata(mla_str *out, const mla_jv *list)
 {
     if (!mla_jv_next(mla_jv_first(list))) return;
@@ -81,8 +87,13 @@ static void put_strata(mla_str *out, const mla_jv *list)
             mla_str_printf(out, "| %s ", by);
             cell(out, mla_doc_str(s, by, ""));
         }
-        mla_str_printf(out, " | %.0f | %.5f | %.0f | %.5f | %.4g |\n", mla_doc_num(s, "positions"), mla_doc_num(s, "agreement"),
-                       mla_doc_num(c, "positions"), mla_doc_num(c, "agreement"), mla_doc_num(s, "kld_mean"));
+        mla_str_printf(out, " | %.0f | ", mla_doc_num(s, "positions"));
+        put_measured(out, s, "agreement");
+        mla_str_printf(out, " | %.0f | ", mla_doc_num(c, "positions"));
+        put_measured(out, c, "agreement");
+        mla_str_put(out, " | ");
+        put_measured(out, s, "kld_mean");
+        mla_str_put(out, " |\n");
     }
     mla_str_put(out, "\n");
 }

@@ -80,6 +80,34 @@ START_TEST(bands_and_bars_side_by_side)
 }
 END_TEST
 
+/* Counts get whole ticks, a close-up does not begin at zero, few decades end where the data do, bars have no tick beyond them. */
+START_TEST(ticks_say_what_they_stand_for)
+{
+    double share[] = {0.975, 0.98, 1, 0.99}, context[] = {256, 512, 1024, 12000}, odd[] = {1, 3, 5, 7};
+    mla_svg_series one = {.y = share, .n = 4};
+    mla_svg_chart c = {.series = &one, .n = 1};
+    mla_str s = MLA_STR_MAX(1 << 20);
+    (void)count(&c, "text", &s);
+    for (size_t i = 0; i < 4; i++) ck_assert_ptr_nonnull(strstr(s.s, (const char *[]){">0<", ">1<", ">2<", ">3<"}[i]));
+    ck_assert_ptr_null(strstr(s.s, ">1.5<"));
+    ck_assert_ptr_null(strstr(s.s, ">-0<"));
+    c.close_up = c.log_x = true;
+    one.x = context;
+    (void)count(&c, "text", &s);
+    ck_assert_ptr_null(strstr(s.s, ">0<"));
+    for (size_t i = 0; i < 3; i++) ck_assert_ptr_nonnull(strstr(s.s, (const char *[]){">200<", ">10000<", ">20000<"}[i]));
+    ck_assert_ptr_null(strstr(s.s, ">100<"));
+    c = (mla_svg_chart){.series = &one, .n = 1, .close_up = true};
+    one.x = odd;
+    one.kind = MLA_SVG_BARS;
+    (void)count(&c, "text", &s);
+    ck_assert_ptr_null(strstr(s.s, ">-1<"));
+    ck_assert_ptr_nonnull(strstr(s.s, ">0<")); /* heights of bars compare from zero, whatever is asked */
+    ck_assert_ptr_nonnull(strstr(s.s, ">7<"));
+    mla_str_free(&s);
+}
+END_TEST
+
 START_TEST(a_ramp_takes_a_series_per_layer)
 {
     enum { N = MLA_SVG_SERIES_MAX };
@@ -132,6 +160,7 @@ Suite *suite_svg(void)
     tcase_add_test(t, gaps_and_escapes);
     tcase_add_test(t, steps_hold_their_value);
     tcase_add_test(t, bands_and_bars_side_by_side);
+    tcase_add_test(t, ticks_say_what_they_stand_for);
     tcase_add_test(t, a_ramp_takes_a_series_per_layer);
     tcase_add_test(t, degenerate_ranges);
     suite_add_tcase(s, t);
