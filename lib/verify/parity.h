@@ -71,6 +71,7 @@ typedef struct {
     size_t ncases;
     bool with_base, with_reference;
     size_t aa_positions, aa_agree;     /* the same model, other chunks */
+    size_t aa_ties;                    /* of those that do not agree: near-ties in both passes (opts.near_tie) */
     size_t aa_chunk;                   /* of the second pass; 0: a server asked again */
     double aa_floor;                   /* largest change of a margin between the two passes, nats */
 } mla_parity;

@@ -1,5 +1,6 @@
 /* Parity: the verdict and the JSON document. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -114,6 +115,7 @@ static void put_aa(mla_jv *doc, const mla_parity *p)
     mla_jv *o = mla_jv_set_obj(doc, "aa");
     mla_jv_set_size(o, "positions", p->aa_positions);
     mla_jv_set_size(o, "agree", p->aa_agree);
+    mla_jv_set_size(o, "near_ties", p->aa_ties);
     mla_jv_set_size(o, "chunk", p->aa_chunk);
     mla_jv_set_f64(o, "margin_change_max", p->aa_floor);
 }
@@ -170,11 +172,12 @@ static void gate_decode(gates *g, const mla_parity *p)
 static void gate_aa(gates *g, const mla_parity *p)
 {
     if (!p->aa_positions) return;
-    double low = mla_wilson(p->aa_agree, p->aa_positions, MLA_Z95).high;
-    mla_verdict v = low < p->opts.min_agreement ? MLA_FAIL : MLA_PASS;
-    if (p->aa_chunk)
-        gate(g, "chunking", v, "%zu of %zu positions keep their argmax when the prompt is cut into chunks of %zu", p->aa_agree, p->aa_positions, p->aa_chunk);
-    else gate(g, "repeat", v, "%zu of %zu positions keep their argmax when the server is asked again", p->aa_agree, p->aa_positions);
+    double high = mla_wilson(p->aa_agree + p->aa_ties, p->aa_positions, MLA_Z95).high;
+    mla_verdict v = high < p->opts.min_agreement ? MLA_FAIL : MLA_PASS;
+    char ties[64] = "", way[96] = "when the server is asked again";
+    if (p->aa_ties) snprintf(ties, sizeof ties, ", %zu more are near-ties,", p->aa_ties);
+    if (p->aa_chunk) snprintf(way, sizeof way, "when the prompt is cut into chunks of %zu", p->aa_chunk);
+    gate(g, p->aa_chunk ? "chunking" : "repeat", v, "%zu of %zu positions keep their argmax%s %s", p->aa_agree, p->aa_positions, ties, way);
 }
 
 static void gate_kld(gates *g, const mla_parity *p, const mla_tally *t)

@@ -118,7 +118,7 @@ static mla_status forced(state *s, bool pair, mla_err *err)
 /* ---- the same model with other chunks: what disagreement means nothing ---- */
 typedef struct {
     const state *s;
-    size_t agree;
+    size_t agree, ties;
     double floor;
 } aa_ctx;
 
@@ -133,6 +133,7 @@ static mla_status on_aa(void *ctx, size_t at, const float *logits, mla_err *err)
     double moved = same ? fabs(sc.margin - q->model_margin) : sc.margin + q->model_margin;
     if (moved > a->floor) a->floor = moved;
     a->agree += same;
+    a->ties += !same && sc.margin <= a->s->p->opts.near_tie && q->model_margin <= a->s->p->opts.near_tie;
     return MLA_OK;
 }
 
@@ -148,6 +149,7 @@ static mla_status again(state *s, mla_err *err)
     if (st != MLA_OK) return mla_wrap(err, "second pass with chunks of %zu", p->aa_chunk);
     p->aa_positions += n;
     p->aa_agree += a.agree;
+    p->aa_ties += a.ties;
     if (a.floor > p->aa_floor) p->aa_floor = a.floor;
     return MLA_OK;
 }

@@ -151,6 +151,7 @@ static mla_status again(state *s, const mla_parity_case *pc, const mla_ref_case 
         double moved = got == q->got ? fabs(s->pos[i].margin - q->model_margin) : s->pos[i].margin + q->model_margin;
         if (moved > p->aa_floor) p->aa_floor = moved;
         p->aa_agree += got == q->got;
+        p->aa_ties += got != q->got && s->pos[i].margin <= p->opts.near_tie && q->model_margin <= p->opts.near_tie;
     }
     p->aa_positions += n;
     return st;

@@ -95,6 +95,15 @@ START_TEST(recorded_ids_agree)
         ck_assert_double_eq_tol(p.pos[i].model_margin, c->margin[p.pos[i].step], 1e-3);
     }
     mla_json_free(d);
+    for (size_t ties = 0; ties < 2; ties++) { /* answers that move with the chunks: no fault where both passes had a near-tie */
+        mla_err err;
+        p.aa_agree = p.aa_positions - 20;
+        p.aa_ties = ties * 20;
+        ck_ok(mla_json_new_object(&d, &err));
+        ck_ok(mla_parity_report(mla_json_root(d), &p, &v, &err));
+        ck_assert_int_eq(v, ties ? MLA_PASS : MLA_FAIL);
+        mla_json_free(d);
+    }
     mla_parity_free(&p);
     mla_reference_free(&r);
     stop(&x);
