@@ -10,7 +10,7 @@
  * does not depend on how the prompt was cut into chunks.
  * On the CPU all other f32 ops, attention, delta net and fp64 moments included, also give the same bits in every ISA
  * variant, for any thread count, and (attention, recurrent delta net, convolution) for any cut into calls; only bf16
- * linear layers differ between variants with and without bf16 products.
+ * linear layers differ between variants with and without bf16 products (of packed weights, from 16 rows on).
  *
  * Letters: T tokens, D hidden, H query heads, G KV heads, d head dim, r latent rank, S cached tokens, V vocabulary.
  * An operation returns a status; on a device with streams it may only be queued (mla_be_sync waits).
@@ -45,8 +45,11 @@ typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, 
  *   coded == NULL, !undecoded: decoded, in f32 or bf16 as the precision says.
  *   coded: packed codes and scales (or bare 16-bit numbers), decoded block by block inside the product. With MLA_PREC_F32 the result has the bits of
  *     the decoded weight's in stored order of columns (coded->perm moves the inputs), but for EXL3, which transforms
- *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 activations are rounded to bf16; weights
- *     are exact, or rounded to bf16 from 16 rows on where the CPU has bf16 products.
+ *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 up to 15 rows meet codes that are
+ *     whole numbers (groups of a multiple of 16) as integers of 16 bits, each within 0.51 / 32639 of the largest of its block of 32;
+ *     sums are exact within a group's 32 inputs, and the result has the same bits in every ISA variant, whatever the number of rows
+ *     below 16. Otherwise activations are rounded to bf16; weights are exact, or rounded to bf16 from 16 rows on where the CPU has
+ *     bf16 products.
  *   undecoded: nothing is kept; every product asks `rows` again, 32 rows at a time, from several threads: ctx must stay
  *     as long as the weight. Same bits as decoded f32.
  * A backend may decode in any case (`rows` is always there); EXL3 cannot be embedded from when packed. */

@@ -54,5 +54,8 @@ Suite *suite_moments(void);
 Suite *suite_edges(void);
 Suite *suite_divisor(void);
 Suite *suite_coded(void);
+Suite *suite_drawn(void);
+Suite *suite_exl3(void);
+Suite *suite_dot(void);
 Suite *suite_step(void);
 #endif

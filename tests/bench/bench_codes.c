@@ -1,13 +1,16 @@
 /* One token through the linear layers of SmolLM2-135M (30 layers, the head left out) in every weight format: products of one
- * row with packed codes, beside the same products with weights decoded to bf16 and f32.
+ * row with packed codes, on the fast path and on the reference path, beside the same products with weights decoded to bf16 and f32.
  *
- * usage: bench_codes threads repetitions [layers]
- * int4: with zero points; int4_sym: without. Codes and scales are drawn (never zeros), every matrix its own, so that together they do not fit a core's cache. Prints, for
- * each format NAME: codes_NAME (passes per second, median; formats alternate) and codes_NAME_bytes (of all matrices). */
+ * usage: bench_codes threads repetitions [layers [variant [format ...]]]
+ * variant: of the kernels (mla_cpu_pick_named), auto: the best; formats: those named, beside bf16. int4: with zero points; int4_sym:
+ * without. Codes and scales are drawn (never zeros), every matrix its own, so that together they do not fit a core's cache. Prints,
+ * for each format NAME: codes_NAME and reference_NAME (passes per second, median; formats alternate) and codes_NAME_bytes (of all
+ * matrices). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "lab.h"
@@ -20,8 +23,8 @@ enum { N_SHAPE = sizeof SHAPE / sizeof *SHAPE };
 
 static const struct {
     const char *name;
-    mla_precision precision;
-    mla_code code; /* MLA_CODE_N: decoded */
+    mla_precision precision; /* decoded */
+    mla_code code;           /* MLA_CODE_N: decoded */
     mla_scale_kind scale;
     mla_offset_kind offset;
     size_t group, super;
@@ -79,7 +82,7 @@ static void drawn_sides(const mla_coded *c, float *su, float *sv)
     for (size_t o = 0; o < c->trellis.out128; o++) sv[o] = o % 5 ? 0.1f : -0.1f;
 }
 
-static mla_weight *matrix(mla_backend *be, size_t f, size_t out, size_t in, const unsigned char *tiles)
+static mla_weight *matrix(mla_backend *be, size_t f, mla_precision precision, size_t out, size_t in, const unsigned char *tiles)
 {
     mla_err err = {0};
     mla_weight *w = NULL;
@@ -93,46 +96,82 @@ static mla_weight *matrix(mla_backend *be, size_t f, size_t out, size_t in, cons
         c.hi[i] = (float)((i & 3) * 16);
     }
     for (int i = 0; i < 256; i++) c.table[i] = mla_e4m3_f32((uint8_t)(i & 0x7f)) * 0.0123f;
-    mla_weight_desc d = {.out = out, .in = in, .precision = FORMAT[f].precision, .rows = normal_rows, .ctx = &in,
+    mla_weight_desc d = {.out = out, .in = in, .precision = precision, .rows = normal_rows, .ctx = &in,
                          .coded = c.code == MLA_CODE_N ? NULL : &c};
     lab_must(be->ops->weight_new(be, &w, &d, &err), &err);
     return w;
+}
+
+typedef struct {
+    mla_weight *w[MAX_MATS];
+    size_t bytes;
+    lab_series s;
+} series;
+
+static bool wanted(size_t f, int argc, char **argv)
+{
+    bool yes = f == 0 || argc <= 5;
+    for (int i = 5; i < argc; i++) yes |= !strcmp(argv[i], FORMAT[f].name);
+    return yes;
+}
+
+static void make(series *r, mla_backend *be, size_t f, mla_precision p, size_t n, const unsigned char *tiles)
+{
+    for (size_t m = 0; m < n; m++) {
+        r->w[m] = matrix(be, f, p, SHAPE[m % N_SHAPE].out, SHAPE[m % N_SHAPE].in, tiles);
+        r->bytes += be->ops->weight_bytes(r->w[m]);
+    }
+}
+
+static void pass(series *r, mla_backend *be, size_t n, float *x, float *y, bool counts)
+{
+    mla_err err = {0};
+    if (!r->bytes) return;
+    double t = lab_now();
+    for (size_t m = 0; m < n; m++) {
+        mla_linear_args a = {.y = (mla_mem *)(void *)y, .ldy = 1536, .x = (mla_mem *)(void *)x, .ldx = 1536, .T = 1};
+        lab_must(be->ops->linear(be, r->w[m], &a, &err), &err);
+    }
+    if (counts) lab_add(&r->s, 1 / (lab_now() - t));
 }
 
 int main(int argc, char **argv)
 {
     mla_err err = {0};
     mla_backend *be;
-    static mla_weight *w[N_FORMAT][MAX_MATS];
-    lab_series s[N_FORMAT] = {{.n = 0}};
-    size_t reps = lab_arg(argc, argv, 2, 5), layers = lab_arg(argc, argv, 3, 30), bytes[N_FORMAT] = {0};
-    if (layers > MAX_MATS / N_SHAPE || reps > LAB_MAX) return 2;
+    static series fast[N_FORMAT], reference[N_FORMAT];
+    size_t reps = lab_arg(argc, argv, 2, 5), layers = lab_arg(argc, argv, 3, 30), n = layers * N_SHAPE;
+    if (n > MAX_MATS || reps > LAB_MAX) return 2;
     lab_must(mla_backend_open(&be, &(mla_backend_opts){.threads = lab_arg(argc, argv, 1, 1)}, &err), &err);
+    if (argc > 4 && strcmp(argv[4], "auto") != 0 && !mla_cpu_pick_named(argv[4], &mla_cpu_of(be)->kern)) {
+        fprintf(stderr, "this CPU has no variant %s\n", argv[4]);
+        return 3;
+    }
     unsigned char *tiles = (unsigned char *)lab_area((size_t)1 << 20);
     float *x = mla_alloc(1536, sizeof *x, 1), *y = mla_alloc(1536, sizeof *y, 1);
     if (!x || !y) return 3;
     for (size_t i = 0; i < 1536; i++) x[i] = (float)mla_rng_normal(9, i);
     for (size_t f = 0; f < N_FORMAT; f++)
-        for (size_t m = 0; m < layers * N_SHAPE; m++) {
-            w[f][m] = matrix(be, f, SHAPE[m % N_SHAPE].out, SHAPE[m % N_SHAPE].in, tiles);
-            bytes[f] += be->ops->weight_bytes(w[f][m]);
+        if (wanted(f, argc, argv)) {
+            bool packed = FORMAT[f].code != MLA_CODE_N;
+            make(&fast[f], be, f, packed ? MLA_PREC_BF16 : FORMAT[f].precision, n, tiles);
+            if (packed) make(&reference[f], be, f, MLA_PREC_F32, n, tiles);
         }
     for (size_t r = 0; r <= reps; r++) /* the first round warms up */
         for (size_t f = 0; f < N_FORMAT; f++) {
-            double t = lab_now();
-            for (size_t m = 0; m < layers * N_SHAPE; m++) {
-                mla_linear_args a = {.y = (mla_mem *)(void *)y, .ldy = 1536, .x = (mla_mem *)(void *)x, .ldx = 1536, .T = 1};
-                lab_must(be->ops->linear(be, w[f][m], &a, &err), &err);
-            }
-            if (r) lab_add(&s[f], 1 / (lab_now() - t));
+            pass(&fast[f], be, n, x, y, r > 0);
+            pass(&reference[f], be, n, x, y, r > 0);
         }
     for (size_t f = 0; f < N_FORMAT; f++) {
         char key[64];
+        if (!fast[f].bytes) continue;
         snprintf(key, sizeof key, "codes_%s", FORMAT[f].name);
-        lab_print(key, &s[f]);
+        lab_print(key, &fast[f].s);
         snprintf(key, sizeof key, "codes_%s_bytes", FORMAT[f].name);
-        lab_print_value(key, (double)bytes[f]);
-        for (size_t m = 0; m < layers * N_SHAPE; m++) be->ops->weight_free(be, w[f][m]);
+        lab_print_value(key, (double)fast[f].bytes);
+        snprintf(key, sizeof key, "reference_%s", FORMAT[f].name);
+        if (reference[f].bytes) lab_print(key, &reference[f].s);
+        for (size_t m = 0; m < n; m++) be->ops->weight_free(be, fast[f].w[m]), be->ops->weight_free(be, reference[f].w[m]);
     }
     mla_free(tiles), mla_free(x), mla_free(y);
     mla_backend_close(be);

@@ -1,7 +1,9 @@
-/* Packed weights: rows of codes laid out in panels of 32 outputs (codes_body.h), blocks of them decoded or multiplied.
+/* Packed weights: rows of codes laid out in panels of 32 outputs (codes_body.h).
  *
- * A panel: plane a, plane b (codes of 3, 5 and 6 bits), scales (groups, 32), offsets (groups, 32), super scales and super
- * offsets (supers, 32), and for E4M3 a mark for each 8 inputs, each part a multiple of 64 bytes. Stored precision throughout: a panel is as large as its rows were. */
+ * A panel is cut into blocks of MLA_KP inputs, which stand as they are read: scales (groups, 32), offsets (groups, 32), super scales
+ * and super offsets (supers, 32), for E4M3 a mark for each 8 inputs, plane a, plane b (codes of 3, 5 and 6 bits), each part a multiple
+ * of 64 bytes. Stored precision throughout: a panel is as large as its rows were; only scales of a group that goes on into the next
+ * block stand twice. */
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
@@ -10,73 +12,52 @@
 #include "base/alloc.h"
 #include "base/ckd.h"
 #include "tensor/compare.h"
-#include "tensor/fp.h"
 
 #define EDGE 64 /* bytes before and after the panels: kernels load words from up to 3 bytes outside */
 
-static const struct { /* bits of the planes, inputs that fill whole words of both */
-    unsigned a, b, unit;
-} PLANES[] = {
-    [MLA_CODE_NIBBLE] = {4, 0, 8},   [MLA_CODE_NIBBLE_BIT] = {4, 1, 32}, [MLA_CODE_NIBBLE_CRUMB] = {4, 2, 16},
-    [MLA_CODE_CRUMB] = {2, 0, 16},   [MLA_CODE_CRUMB_BIT] = {2, 1, 32},  [MLA_CODE_INT8] = {8, 0, 8},
-    [MLA_CODE_E4M3] = {8, 0, 8},     [MLA_CODE_BF16] = {16, 0, 8},    [MLA_CODE_F16] = {16, 0, 8},
-};
+static bool super_offset(const mla_coded *c) { return c->offset == MLA_OFFSET_SUPER_U8 || c->offset == MLA_OFFSET_SUPER_U4; }
 
-/* Codes that are integers: v = (u - b) / a, where b / a is 0 or a power of two and a is 1 or 2, so that neither s / a nor s b / a is
- * rounded. u = v (the first) goes beside an offset of the format's own, and only there. */
-static bool as_integers(mla_code_layout *l)
+/* Runs of `group` inputs that block kp touches */
+static size_t runs_of(const mla_code_layout *l, size_t kp, size_t group)
 {
-    static const struct {
-        float a, b;
-    } TRY[] = {{1, 0}, {1, 2}, {1, 4}, {1, 8}, {1, 16}, {1, 32}, {1, 128}, {2, 16}};
-    const mla_coded *c = &l->c;
-    bool nibble = c->code == MLA_CODE_NIBBLE, alone = c->offset == MLA_OFFSET_NONE;
-    if (!nibble && c->code != MLA_CODE_NIBBLE_BIT && c->code != MLA_CODE_NIBBLE_CRUMB) return false;
-    for (size_t t = alone; t < (alone ? sizeof TRY / sizeof *TRY : 1); t++) {
-        bool fits = true;
-        for (size_t i = 0; fits && i < 16; i++) {
-            float u = TRY[t].a * c->lo[i] + TRY[t].b;
-            fits = u >= 0 && u <= 255 && u == (float)(uint8_t)u && (nibble || (u == (float)i && c->hi[i] == (float)(i * 16 % (c->code == MLA_CODE_NIBBLE_BIT ? 32 : 64))));
-            if (fits) l->look[i] = (uint8_t)u;
-        }
-        l->factor = 1 / TRY[t].a, l->shift = -TRY[t].b / TRY[t].a;
-        if (fits) return true;
-    }
-    return false;
+    size_t k0 = kp * MLA_KP, last = mla_min_size(MLA_KP, l->c.in - k0) - 1;
+    return (k0 + last) / group - k0 / group + 1;
 }
+static size_t groups_of(const mla_code_layout *l, size_t kp) { return mla_code_bare(l->c.code) ? 0 : runs_of(l, kp, l->c.group); }
+static size_t supers_of(const mla_code_layout *l, size_t kp) { return l->c.super_group ? runs_of(l, kp, l->c.super_group) : 0; }
 
-/* A table of E4M3 numbers times or over one factor has 8 mantissas, and 8 below the smallest exponent: no gathers then. */
-static bool split_table(float digits[16], const float table[256])
+/* A block of n inputs with so many groups and super groups: 16 bits an element at most, no sum overflows */
+static void lay_block(mla_code_part *p, const mla_coded *c, size_t n, size_t groups, size_t supers)
 {
-    for (size_t m = 0; m < 8; m++) digits[m] = table[8 + m] * 0x1p26f, digits[8 + m] = table[m] * 0x1p27f;
-    for (unsigned b = 0; b < 256; b++) {
-        unsigned e = b >> 3 & 15;
-        float v = digits[(e ? 0 : 8) + (b & 7)] * mla_bits_f32((e + 100) << 23);
-        if ((b & 0x7f) != 0x7f && mla_f32_bits(b & 0x80 ? -v : v) != mla_f32_bits(table[b])) return false; /* 0x7f: refused when packed */
-    }
-    return true;
+    const mla_code_plane w = mla_code_planes[c->code];
+    size_t whole = mla_ceil_div(n, w.unit) * w.unit;
+    *p = (mla_code_part){.bytes = 0};
+    (void)(mla_cut(&p->bytes, &p->scales, groups, MLA_NR, mla_scale_size(c->scale)) && mla_cut(&p->bytes, &p->offsets, groups, MLA_NR, mla_offset_size(c->offset)) &&
+           mla_cut(&p->bytes, &p->supers, supers, MLA_NR, 2) && mla_cut(&p->bytes, &p->super_offs, super_offset(c) ? supers : 0, MLA_NR, 2) &&
+           mla_cut(&p->bytes, &p->marks, c->code == MLA_CODE_E4M3 ? mla_ceil_div(n, 8) : 0, 1, 1) &&
+           mla_cut(&p->bytes, &p->a, whole / 8 * w.a, MLA_NR, 1) && mla_cut(&p->bytes, &p->b, whole / 8 * w.b, MLA_NR, 1));
 }
-
-static bool part(size_t *total, size_t *at, size_t n, size_t size) { return mla_cut(total, at, n, MLA_NR, size); }
 
 static mla_status lay_out(mla_weight *w, const mla_coded *c, mla_err *err)
 {
     mla_code_layout *l = &w->code;
-    size_t whole, a, total = 0, unit = PLANES[c->code].unit, wa = PLANES[c->code].a, wb = PLANES[c->code].b;
-    if (!mla_add(&whole, c->in, unit - 1)) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): size overflows", c->out, c->in);
-    whole = whole / unit * unit;
+    size_t groups = 0, supers = 0, last;
     l->c = *c;
     l->c.perm = NULL, l->c.fill = NULL, l->c.ctx = NULL, l->c.map = NULL;
     l->octets = mla_ceil_div(c->in, 8);
     l->groups = mla_code_bare(c->code) ? 0 : mla_ceil_div(c->in, c->group);
     l->supers = c->super_group ? mla_ceil_div(c->in, c->super_group) : 0;
-    bool off = c->offset == MLA_OFFSET_SUPER_U8 || c->offset == MLA_OFFSET_SUPER_U4;
-    if (!part(&total, &a, whole / 8 * wa, 1) || !part(&total, &l->b, whole / 8 * wb, 1) ||
-        !part(&total, &l->scales, l->groups, mla_scale_size(c->scale)) || !part(&total, &l->offsets, l->groups, mla_offset_size(c->offset)) ||
-        !part(&total, &l->supers_at, l->supers, 2) || !part(&total, &l->super_offs, off ? l->supers : 0, 2) ||
-        !mla_cut(&total, &l->marks, c->code == MLA_CODE_E4M3 ? l->octets : 0, 1, 1) || !mla_mul(&w->bytes, total, w->panels) || !mla_add(&w->bytes, w->bytes, 2 * EDGE))
+    l->blocks = mla_ceil_div(c->in, MLA_KP);
+    last = l->blocks - 1;
+    for (size_t kp = 0; kp < last; kp++) {
+        if (groups_of(l, kp) > groups) groups = groups_of(l, kp);
+        if (supers_of(l, kp) > supers) supers = supers_of(l, kp);
+    }
+    lay_block(&l->part[0], c, MLA_KP, groups, supers);
+    lay_block(&l->part[1], c, c->in - last * MLA_KP, groups_of(l, last), supers_of(l, last));
+    if (!mla_mul(&w->panel_bytes, l->part[0].bytes, last) || !mla_add(&w->panel_bytes, w->panel_bytes, l->part[1].bytes) ||
+        !mla_mul(&w->bytes, w->panel_bytes, w->panels) || !mla_add(&w->bytes, w->bytes, 2 * EDGE))
         return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): size overflows", c->out, c->in);
-    w->panel_bytes = total;
     return MLA_OK;
 }
 
@@ -93,26 +74,28 @@ typedef struct {
     pthread_mutex_t lock;
 } pack_job;
 
-/* width bits of every code from bit `from` on, into words MLA_NR apart */
-static void put_plane(uint32_t *words, const mla_coded *c, const uint8_t *code, unsigned from, unsigned width)
+/* width bits of n codes from bit `from` on, into words MLA_NR apart; where in a word: codes_body.h */
+static void put_plane(uint32_t *words, const uint8_t *code, size_t count, unsigned from, unsigned width)
 {
     size_t per = 32 / width;
     uint32_t mask = (1u << width) - 1;
-    for (size_t i = 0; i < c->in; i += per, words += MLA_NR) {
+    for (size_t i = 0; i < count; i += per, words += MLA_NR) {
         uint32_t v = 0;
-        size_t n = mla_min_size(per, c->in - i);
+        size_t n = mla_min_size(per, count - i);
         for (size_t j = 0; j < n; j++) {
             uint32_t q = code[i + j];
+            size_t at = width < 8 ? j % 8 / 2 * 8 + (j / 8 * 2 + j % 2) * width : j * width;
             if (width == 16) q = (uint32_t)code[2 * (i + j)] | (uint32_t)code[2 * (i + j) + 1] << 8;
-            v |= (q >> from & (width == 16 ? 0xffffu : mask)) << (j * width);
+            v |= (q >> from & mask) << at;
         }
         *words = v;
     }
 }
 
-static void put_elems(char *dst, const uint8_t *src, size_t n, size_t size, size_t r)
+/* n elements from the first on */
+static void put_elems(char *dst, const uint8_t *src, size_t first, size_t n, size_t size, size_t r)
 {
-    for (size_t g = 0; g < n; g++) memcpy(dst + (g * MLA_NR + r) * size, src + g * size, size);
+    for (size_t g = 0; g < n && size; g++) memcpy(dst + (g * MLA_NR + r) * size, src + (first + g) * size, size);
 }
 
 static mla_status pack_row(const pack_job *j, char *panel, size_t row, char *mem, mla_err *err)
@@ -124,16 +107,21 @@ static mla_status pack_row(const pack_job *j, char *panel, size_t row, char *mem
                         (uint16_t *)(void *)(mem + at + 2 * g + s)};
     mla_status st = c->fill(c, c->row_of ? c->row_of(c->map, row) : row, &to, err);
     if (st != MLA_OK) return st;
-    unsigned wa = PLANES[c->code].a, wb = PLANES[c->code].b;
-    put_plane((uint32_t *)(void *)panel + r, c, to.code, 0, wa);
-    if (wb) put_plane((uint32_t *)(void *)(panel + l->b) + r, c, to.code, wa, wb);
-    for (size_t i = 0; c->code == MLA_CODE_E4M3 && i < c->in; i++)
-        if (!(to.code[i] & 0x78) && to.code[i] & 7) panel[l->marks + i / 8] = 1;
-    put_elems(panel + l->scales, to.scale, l->groups, mla_scale_size(c->scale), r);
-    put_elems(panel + l->offsets, to.offset, l->groups, mla_offset_size(c->offset), r);
-    put_elems(panel + l->supers_at, (const uint8_t *)to.super, l->supers, 2, r);
-    if (c->offset == MLA_OFFSET_SUPER_U8 || c->offset == MLA_OFFSET_SUPER_U4)
-        put_elems(panel + l->super_offs, (const uint8_t *)to.super_off, l->supers, 2, r);
+    for (size_t kp = 0; kp < l->blocks; kp++, panel += l->part[0].bytes) {
+        const mla_code_part *p = &l->part[kp + 1 == l->blocks];
+        unsigned wa = mla_code_planes[c->code].a, wb = mla_code_planes[c->code].b;
+        size_t k0 = kp * MLA_KP, n = mla_min_size(MLA_KP, c->in - k0), size = mla_scale_size(c->scale), g0 = size ? k0 / c->group : 0;
+        const uint8_t *code = to.code + (wa == 16 ? 2 * k0 : k0);
+        put_plane((uint32_t *)(void *)(panel + p->a) + r, code, n, 0, wa);
+        if (wb) put_plane((uint32_t *)(void *)(panel + p->b) + r, code, n, wa, wb);
+        for (size_t i = 0; c->code == MLA_CODE_E4M3 && i < n; i++)
+            if (!(code[i] & 0x78) && code[i] & 7) panel[p->marks + i / 8] = 1;
+        put_elems(panel + p->scales, to.scale, g0, groups_of(l, kp), size, r);
+        put_elems(panel + p->offsets, to.offset, g0, groups_of(l, kp), mla_offset_size(c->offset), r);
+        if (!c->super_group) continue;
+        put_elems(panel + p->supers, (const uint8_t *)to.super, k0 / c->super_group, supers_of(l, kp), 2, r);
+        if (super_offset(c)) put_elems(panel + p->super_offs, (const uint8_t *)to.super_off, k0 / c->super_group, supers_of(l, kp), 2, r);
+    }
     return MLA_OK;
 }
 
@@ -145,7 +133,7 @@ static mla_status look_at(const pack_job *j, size_t p, float *tile, float *scale
         mla_cpu_code_tile(j->c->k, w, p, kp, tile, scales);
         size_t n = mla_min_size(MLA_KP, w->in - kp * MLA_KP), bad = mla_count_nonfinite(tile, n * MLA_NR, NULL);
         if (bad) return mla_fail(err, MLA_EFORMAT, "weight (%zu, %zu): %zu values of rows %zu.. are not finite", w->out, w->in, bad, p * MLA_NR);
-        for (size_t i = 0; i < MLA_CODE_SEGS * MLA_NR && i < w->code.groups * MLA_NR; i++)
+        for (size_t i = 0; !mla_code_bare(w->code.c.code) && i < groups_of(&w->code, kp) * MLA_NR; i++)
             *odd |= scales[i] != 0 && !(fabsf(scales[i]) > 0x1p-100f && fabsf(scales[i]) < 0x1p100f);
     }
     return MLA_OK;
@@ -202,62 +190,6 @@ mla_status mla_cpu_coded_new(mla_cpu *c, mla_weight *w, const mla_weight_desc *d
     pthread_mutex_destroy(&j.lock);
     mla_free(j.rows);
     if (j.st != MLA_OK) *err = j.err;
-    w->code.ints = !j.odd && as_integers(&w->code); /* not before: values are looked at in the plain way */
-    w->code.split = s->scale == MLA_SCALE_TABLE && split_table(w->code.digits, s->table);
+    mla_cpu_code_kinds(&w->code, j.odd); /* not before: values are looked at in the plain way */
     return j.st;
-}
-
-/* The block of inputs [MLA_KP kp, ..) of panels p .., scales expanded into `scales`; ints: those of codes as integers. */
-static mla_code_block block_at(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t np, size_t kp, bool ints, float *scales)
-{
-    const mla_code_layout *l = &w->code;
-    const mla_coded *c = &l->c;
-    const char *panel = w->data + p * w->panel_bytes;
-    size_t k0 = kp * MLA_KP, n = mla_min_size(MLA_KP, l->octets * 8 - k0);
-    unsigned wa = PLANES[c->code].a, wb = PLANES[c->code].b;
-    mla_code_block q = {.code = c->code, .offset = c->offset != MLA_OFFSET_NONE, .lo = c->lo, .hi = c->hi, .look = l->look,
-                        .a = (const uint32_t *)(const void *)(panel + k0 / 8 * wa * MLA_NR),
-                        .b = (const uint32_t *)(const void *)(panel + l->b + k0 / 8 * wb * MLA_NR),
-                        .marks = (const uint8_t *)panel + l->marks + k0 / 8, .panel_words = w->panel_bytes / 4, .s = scales, .m = scales + MLA_CODE_PANELS * MLA_CODE_SEGS * MLA_NR,
-                        .first = n, .seg = n, .octets = n / 8};
-    if (mla_code_bare(c->code)) return q;
-    size_t g0 = k0 / c->group, g1 = (k0 + n - 1) / c->group;
-    if (g1 >= l->groups) g1 = l->groups - 1;
-    if (g1 > g0) q.first = (g0 + 1) * c->group - k0, q.seg = c->group;
-    for (size_t i = 0; i < np; i++, panel += w->panel_bytes) {
-        const unsigned char *b = (const unsigned char *)panel;
-        mla_code_scales a = {.scale = c->scale, .offset = c->offset, .scales = b + l->scales, .offsets = b + l->offsets,
-                             .supers = b + l->supers_at, .super_offs = b + l->super_offs,
-                             .per_super = c->super_group ? c->super_group / c->group : 0, .g0 = g0, .n = g1 - g0 + 1,
-                             .table = c->table, .digits = l->split ? l->digits : NULL, .factor = ints ? l->factor : c->code == MLA_CODE_E4M3 ? 0x1p120f : 1, .shift = ints ? l->shift : 0};
-        size_t at = i * MLA_CODE_SEGS * MLA_NR;
-        k->code_scales((float *)(uintptr_t)q.s + at, (float *)(uintptr_t)q.m + at, &a);
-    }
-    return q;
-}
-
-static const uint16_t *trellis_at(const mla_weight *w, size_t p, size_t kp)
-{
-    return (const uint16_t *)(const void *)(w->data + p / 2 * 2 * w->panel_bytes) + kp * (MLA_KP / 16) * w->plan.twice_k * 32;
-}
-
-void mla_cpu_code_tile(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t kp, float *dst, float *scales)
-{
-    if (w->form == MLA_W_TRELLIS) {
-        k->trellis_tile(dst, trellis_at(w, p, kp), p % 2, mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan);
-        return;
-    }
-    mla_code_block q = block_at(k, w, p, 1, kp, false, scales);
-    k->codes_tile(dst, &q);
-}
-
-void mla_cpu_code_gemv(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t np, size_t kp, const float *x, float *c, float *scales)
-{
-    if (w->form == MLA_W_TRELLIS) { /* panels come in fours: np is 2 */
-        k->trellis_gemv(c, x, trellis_at(w, p, kp), mla_min_size(MLA_KP, w->in - kp * MLA_KP) / 16, &w->plan, kp > 0);
-        return;
-    }
-    bool ints = k->codes_gemv_bytes && w->code.ints;
-    mla_code_block q = block_at(k, w, p, np, kp, ints, scales);
-    (ints ? k->codes_gemv_bytes : k->codes_gemv)(c, x, &q, np, kp > 0);
 }

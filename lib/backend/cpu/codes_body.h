@@ -3,20 +3,24 @@
  * as in tile_f32. So a product with packed weights has the bits of the product with the decoded matrix, in every variant.
  *
  * A panel of 32 outputs holds one or two planes of bits. Words of a plane stand (word, MLA_NR): word w of an output has the
- * next 32 / width codes of its row, lowest first. Loading some bytes further shifts all lanes: most codes need no shift.
+ * next 32 / width codes of its row. Wider codes stand lowest first. Those of 4 bits and less stand so that one shift and one mask
+ * give four codes of an octet as bytes: code i is in byte i / 2, above the codes of the word's octets before it and above code
+ * i - 1 if i is odd. Loading some bytes further shifts all lanes: most codes need no shift.
  * Private to backend/cpu. */
 #ifndef MLA_BACKEND_CPU_CODES_BODY_H
 #define MLA_BACKEND_CPU_CODES_BODY_H
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/simd_int.h"
 
-/* Codes of `width` bits, lane by lane: code i < 8 of octet o, in the low bits; what stands above it is garbage. */
+/* Codes of width <= 4 bits, lane by lane: code i < 8 of octet o, in the low bits; what stands above it is garbage. The first of
+ * two shifts depends on o and is the same for all codes of the octet. */
 MLA_VEC v16i code_at(const unsigned width, const uint32_t *plane, size_t o, const unsigned i, size_t h)
 {
-    unsigned per = 32 / width, at = (unsigned)(o % (per < 8 ? 1 : per / 8)) * 8 * width + i % per * width;
-    size_t word = per < 8 ? o * (8 / per) + i / per : o / (per / 8);
-    v16i w = v16i_load((const char *)(plane + word * MLA_NR + h) + at / 8);
-    return at % 8 ? v16i_shr(w, at % 8) : w;
+    size_t n = 4 / width; /* octets of a word */
+    unsigned odd = i % 2 * width;
+    if (n > 1) return v16i_shr(v16i_shr(v16i_load(plane + o / n * MLA_NR + h), (unsigned)(o % n) * 2 * width), i / 2 * 8 + odd);
+    v16i w = v16i_load((const char *)(plane + o * MLA_NR + h) + i / 2);
+    return odd ? v16i_shr(w, odd) : w;
 }
 
 /* Byte i < 8 of octet o on top of every lane. */
@@ -25,9 +29,6 @@ MLA_VEC v16i top_byte(const uint32_t *plane, size_t o, const unsigned i, size_t 
     return v16i_load((const char *)(plane + (o * 2 + i / 4) * MLA_NR + h) + i % 4 - 3);
 }
 
-/* With one row codes stream from memory: the lines that come a while later are asked for. The distance is measured: half of it
- * costs a tenth of the speed where a core decodes 13 GB/s. */
-#define MLA_AHEAD 6144
 MLA_VEC void touch_codes(const mla_code kind, const uint32_t *a, size_t o)
 {
     size_t words = mla_code_bare(kind) ? 4 : kind == MLA_CODE_INT8 || kind == MLA_CODE_E4M3 ? 2 : 1;
@@ -193,10 +194,10 @@ MLA_VEC v16 scale_of_digits(const float *digits, v16i x)
     return v16_from_bits(v16i_xor(v16_bits(v16_mul(d, p)), v16i_shl(v16i_and(x, v16i_set(0x80)), 24)));
 }
 
-/* Sixteen scales of group g, outputs h .. h+15 */
-MLA_VEC v16 scale_at(const mla_scale_kind kind, const mla_code_scales *a, size_t g, size_t h)
+/* Sixteen scales of the block's group g, outputs h .. h+15; u: where their super scales stand, in bytes */
+MLA_VEC v16 scale_at(const mla_scale_kind kind, const mla_code_scales *a, size_t g, size_t h, size_t u)
 {
-    size_t i = g * MLA_NR + h, u = a->per_super ? 2 * (g / a->per_super * MLA_NR + h) : 0; /* u: bytes */
+    size_t i = g * MLA_NR + h;
     switch (kind) {
     case MLA_SCALE_F32: return v16_load((const float *)(const void *)a->scales + i);
     case MLA_SCALE_F16: return v16_load_f16(a->scales + 2 * i);
@@ -210,9 +211,9 @@ MLA_VEC v16 scale_at(const mla_scale_kind kind, const mla_code_scales *a, size_t
     }
 }
 
-MLA_VEC v16 offset_at(const mla_code_scales *a, v16 s, size_t g, size_t h)
+MLA_VEC v16 offset_at(const mla_code_scales *a, v16 s, size_t g, size_t h, size_t u)
 {
-    size_t i = g * MLA_NR + h, u = a->per_super ? 2 * (g / a->per_super * MLA_NR + h) : 0; /* u: bytes */
+    size_t i = g * MLA_NR + h;
     v16 m, minus = v16_set(-1.0f);
     switch (a->offset) {
     case MLA_OFFSET_F16: return v16_load_f16(a->offsets + 2 * i);
@@ -227,13 +228,16 @@ MLA_VEC v16 offset_at(const mla_code_scales *a, v16 s, size_t g, size_t h)
 MLA_VEC void scales_of(const mla_scale_kind kind, float *s, float *m, const mla_code_scales *a)
 {
     v16 factor = v16_set(a->factor), shift = v16_set(a->shift);
-    for (size_t n = 0; n < a->n; n++)
+    size_t left = a->per_super ? a->per_super - a->g0 % a->per_super : a->n, super = 0;
+    for (size_t n = 0; n < a->n; n++, left--) {
+        if (!left) super += 2 * MLA_NR, left = a->per_super;
         for (size_t h = 0; h < MLA_NR; h += 16) {
-            v16 v = scale_at(kind, a, a->g0 + n, h);
-            if (a->offset != MLA_OFFSET_NONE) v16_store(m + n * MLA_NR + h, offset_at(a, v, a->g0 + n, h));
+            v16 v = scale_at(kind, a, n, h, super + 2 * h);
+            if (a->offset != MLA_OFFSET_NONE) v16_store(m + n * MLA_NR + h, offset_at(a, v, n, h, super + 2 * h));
             else if (a->shift != 0) v16_store(m + n * MLA_NR + h, v16_mul(v, shift));
             v16_store(s + n * MLA_NR + h, v16_mul(v, factor));
         }
+    }
 }
 
 static void row_code_scales(float *s, float *m, const mla_code_scales *a)
@@ -248,6 +252,7 @@ static void row_code_scales(float *s, float *m, const mla_code_scales *a)
 }
 
 #include "backend/cpu/trellis_body.h"
+#include "backend/cpu/dot_body.h"
 #if !defined(MLA_SIMD_REF) && defined(__AVX2__) && !defined(__AVX512F__)
 #include "backend/cpu/codes_bytes.h"
 #define MLA_CODE_BYTES row_codes_gemv_bytes
@@ -256,6 +261,6 @@ static void row_code_scales(float *s, float *m, const mla_code_scales *a)
 #endif
 
 #define MLA_CODE_KERNELS                                                                                                  \
-    .codes_gemv = row_codes_gemv, .codes_gemv_bytes = MLA_CODE_BYTES, .codes_tile = row_codes_tile, .code_scales = row_code_scales, .trellis_gemv = row_trellis_gemv, \
+    .codes_gemv = row_codes_gemv, .codes_gemv_bytes = MLA_CODE_BYTES, .codes_tile = row_codes_tile, .code_scales = row_code_scales, MLA_DOT_KERNELS, .trellis_gemv = row_trellis_gemv, \
     .trellis_tile = row_trellis_tile, .hadamard = row_hadamard
 #endif

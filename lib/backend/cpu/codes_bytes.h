@@ -7,17 +7,10 @@
 /* Bits 4 and 5 of codes 0, 2, 4, 6 of octet o in *even, of 1, 3, 5, 7 in *odd, from words of one or two bits a code. */
 MLA_VEC void high_bits(const mla_code kind, const uint32_t *plane, size_t o, size_t h, v16i *even, v16i *odd)
 {
-    if (kind == MLA_CODE_NIBBLE_BIT) {
-        v16i t = v16i_pick(v16i_load(plane + o / 4 * MLA_NR + h), (uint32_t)(o % 4) * 0x01010101u);
-        v16i e = v16i_set(0x40100401u), d = v16i_set(0x80200802u), bit = v16i_set(0x10101010u);
-        *even = v16i_and(v16i_bytes_equal(v16i_and(t, e), e), bit);
-        *odd = v16i_and(v16i_bytes_equal(v16i_and(t, d), d), bit);
-        return;
-    }
-    v16i t = v16i_pick(v16i_load(plane + o / 2 * MLA_NR + h), 0x01010000u + (uint32_t)(o % 2) * 0x02020202u);
-    v16i first = v16i_set(0x00300030u), second = v16i_set(0x30003000u); /* bytes 0 and 2, 1 and 3 */
-    *even = v16i_or(v16i_and(v16i_shl(t, 4), first), v16i_and(t, second));
-    *odd = v16i_or(v16i_and(v16i_shl(t, 2), first), v16i_and(v16i_shr(t, 2), second));
+    unsigned width = kind == MLA_CODE_NIBBLE_BIT ? 1 : 2, n = 4 / width;
+    v16i t = v16i_shr(v16i_load(plane + o / n * MLA_NR + h), (unsigned)(o % n) * 2 * width), bits = v16i_set(width == 1 ? 0x10101010u : 0x30303030u);
+    *even = v16i_and(v16i_shl(t, 4), bits);
+    *odd = v16i_and(v16i_shl(t, 4 - width), bits);
 }
 
 MLA_VEC void gemv_bytes_of(const mla_code kind, const size_t np, float *c, const float *x, const mla_code_block *q, bool add)

@@ -34,34 +34,72 @@ static bool has_avx512fp16(void) /* and vbmi2; asked of the CPU itself: compiler
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1) && (c >> 6 & 1);
 }
+static bool has_avxvnni(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+static bool has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+static bool has_avx2vnni(void) { return has_avx2() && has_avxvnni(); }
+static bool has_all(void) { return has_avx512bf16() && has_avx512vnni() && has_avx512fp16(); }
+
+static void fill_avxvnni(mla_cpu_kern *k)
+{
+    mla_cpu_fill_avx2(k);
+    mla_cpu_add_avxvnni(k);
+}
+static void fill_avx512vnni(mla_cpu_kern *k)
+{
+    mla_cpu_fill_avx512(k);
+    mla_cpu_add_avx512vnni(k);
+}
 static void fill_avx512bf16(mla_cpu_kern *k)
 {
     mla_cpu_fill_avx512bf16(k);
-    if (has_avx512fp16()) mla_cpu_add_avx512fp16(k);
+    if (has_avx512vnni()) mla_cpu_add_avx512vnni(k);
+}
+static void fill_avx512fp16(mla_cpu_kern *k)
+{
+    fill_avx512bf16(k);
+    mla_cpu_add_avx512fp16(k);
 }
 #endif
 
 typedef struct {
     mla_isa isa;
+    const char *name;
     bool (*has)(void);
     void (*fill)(mla_cpu_kern *k);
 } variant;
 
 static bool always(void) { return true; }
 
-static const variant VARIANTS[] = { /* best first */
+static const variant VARIANTS[] = { /* best first; what bears the isa's own name needs nothing beyond it */
 #if defined(__x86_64__)
-    {MLA_ISA_AVX512BF16, has_avx512bf16, fill_avx512bf16},
-    {MLA_ISA_AVX512, has_avx512, mla_cpu_fill_avx512},
-    {MLA_ISA_AVX2, has_avx2, mla_cpu_fill_avx2},
+    {MLA_ISA_AVX512BF16, "avx512fp16", has_all, fill_avx512fp16},
+    {MLA_ISA_AVX512BF16, "avx512bf16", has_avx512bf16, fill_avx512bf16},
+    {MLA_ISA_AVX512, "avx512vnni", has_avx512vnni, fill_avx512vnni},
+    {MLA_ISA_AVX512, "avx512", has_avx512, mla_cpu_fill_avx512},
+    {MLA_ISA_AVX2, "avxvnni", has_avx2vnni, fill_avxvnni},
+    {MLA_ISA_AVX2, "avx2", has_avx2, mla_cpu_fill_avx2},
 #endif
-    {MLA_ISA_REF, always, mla_cpu_fill_ref},
+    {MLA_ISA_REF, "ref", always, mla_cpu_fill_ref},
 };
 
 bool mla_cpu_pick(mla_isa isa, mla_cpu_kern *out)
 {
     for (size_t i = 0; i < sizeof VARIANTS / sizeof *VARIANTS; i++)
         if ((isa == MLA_ISA_AUTO || isa == VARIANTS[i].isa) && VARIANTS[i].has()) {
+            VARIANTS[i].fill(out);
+            return true;
+        }
+    return false;
+}
+
+bool mla_cpu_pick_named(const char *name, mla_cpu_kern *out)
+{
+    for (size_t i = 0; i < sizeof VARIANTS / sizeof *VARIANTS; i++)
+        if (!strcmp(name, VARIANTS[i].name) && VARIANTS[i].has()) {
             VARIANTS[i].fill(out);
             return true;
         }

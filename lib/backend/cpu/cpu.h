@@ -21,14 +21,26 @@ typedef struct {
 
 typedef enum { MLA_W_DECODED, MLA_W_CODES, MLA_W_TRELLIS, MLA_W_UNDECODED } mla_weight_form;
 
-typedef struct { /* one panel of codes: where its parts stand, in bytes */
+typedef struct { /* bits of the planes, inputs that fill whole words of both */
+    unsigned a, b, unit;
+} mla_code_plane;
+extern const mla_code_plane mla_code_planes[MLA_CODE_TRELLIS];
+
+typedef struct { /* one block of a panel of codes: where its parts stand, in bytes */
+    size_t scales, offsets, supers, super_offs, marks, a, b, bytes;
+} mla_code_part;
+
+typedef struct { /* panels of codes */
     mla_coded c;            /* without perm, fill and what belongs to the format */
     size_t octets;          /* inputs / 8, rounded up */
-    size_t groups, supers;
-    size_t b, scales, offsets, supers_at, super_offs, marks;
+    size_t groups, supers, blocks;
+    mla_code_part part[2];  /* of a block of MLA_KP inputs, of the last one */
     bool ints;              /* codes stand for integers u, v = factor u + shift, and no scale is so odd that this loses a bit */
     uint8_t look[16];       /* NIBBLE: u */
     float factor, shift;
+    mla_dot_form dot;       /* products in whole numbers: u - base = v / factor, by `unit` octets */
+    int32_t base;
+    size_t unit;
     bool split;             /* digits hold for every scale */
     float digits[16];
 } mla_code_layout;
@@ -59,6 +71,8 @@ static inline size_t mla_ceil_div(size_t a, size_t b) { return a / b + (a % b !=
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err);
 /* Fills the table of a variant; false when this CPU cannot run it. AUTO gives the best. */
 bool mla_cpu_pick(mla_isa isa, mla_cpu_kern *out);
+/* The same for tests and benchmarks, one step of an isa at a time: ref, avx2, avxvnni, avx512, avx512vnni, avx512bf16, avx512fp16. */
+bool mla_cpu_pick_named(const char *name, mla_cpu_kern *out);
 
 /* Scratch: sum sizes with mla_cut (64-byte aligned pieces, false on overflow), then take the block once per op. */
 bool mla_cut(size_t *total, size_t *off, size_t a, size_t b, size_t size);
@@ -84,12 +98,16 @@ mla_status mla_cpu_weight_new(mla_backend *, mla_weight **out, const mla_weight_
 void mla_cpu_weight_free(mla_backend *, mla_weight *);
 size_t mla_cpu_weight_bytes(const mla_weight *);
 mla_status mla_cpu_coded_new(mla_cpu *, mla_weight *w, const mla_weight_desc *, mla_err *); /* fills *w; freed by the caller */
+/* Finds ints, dot and split, and what belongs to them; odd: some scale is none that codes as integers may take */
+void mla_cpu_code_kinds(mla_code_layout *l, bool odd);
 mla_status mla_cpu_trellis_new(mla_cpu *, mla_weight *w, const mla_weight_desc *, mla_err *);
 /* Values at [MLA_KP kp, + at most MLA_KP) of panel p of CODES or TRELLIS, rounded up to octets: dst (MLA_KP, MLA_NR).
  * scales: room of 2 MLA_CODE_PANELS MLA_CODE_SEGS MLA_NR f32. */
 void mla_cpu_code_tile(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t kp, float *dst, float *scales);
 /* c (np, MLA_NR) = or += the same times x, panels p .. p + np - 1 */
 void mla_cpu_code_gemv(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t np, size_t kp, const float *x, float *c, float *scales);
+/* What dot_gemv takes of panel p: codes of CODES with code.dot, and its scales, in `scales` */
+mla_code_block mla_cpu_code_dot_block(const mla_cpu_kern *k, const mla_weight *w, size_t p, size_t kp, float *scales);
 #define MLA_CODE_SCALES ((size_t)2 * MLA_CODE_PANELS * MLA_CODE_SEGS * MLA_NR)
 /* Around the product of TRELLIS: x (T, in; ldx) to x2 (T, in128), y2 (T, out128) to y. */
 void mla_cpu_trellis_in(const mla_cpu_kern *k, const mla_weight *w, float *x2, const float *x);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "backend/cpu/dot.h"
 #include "tensor/coded.h"
 
 #define MLA_NR 32   /* columns per packed panel */
@@ -65,6 +66,9 @@ typedef struct { /* rows of a cache */
     float scale;
 } mla_stored_rows;
 
+/* With one row codes stream from memory: lines that come so many bytes later are asked for. The distance is measured: half of it
+ * costs a tenth of the speed where a core decodes 13 GB/s. */
+#define MLA_AHEAD 6144
 #define MLA_CODE_PANELS 2                              /* panels of codes that a product with one row takes at once */
 #define MLA_CODE_SEGS (MLA_KP / MLA_CODED_UNIT + 1)    /* groups that a block of MLA_KP inputs can touch */
 
@@ -72,7 +76,10 @@ typedef struct { /* a block of at most MLA_KP inputs of packed panels; tensor/co
     mla_code code;
     bool offset;               /* m is there */
     const float *lo, *hi;      /* (16) */
-    const uint8_t *look;       /* codes_gemv_bytes: (16) the integer that NIBBLE c stands for */
+    const uint8_t *look;       /* codes_gemv_bytes, dot_gemv: (16) the integer that NIBBLE c stands for */
+    mla_dot_form form;         /* dot_gemv: u - base, by `unit` octets */
+    int32_t base;
+    size_t unit;
     const uint32_t *a, *b;     /* planes of the first panel, from this block on; b: only where a code has two */
     const uint8_t *marks;      /* E4M3: octets of the first panel that hold a subnormal; the next ones 4 panel_words bytes on */
     size_t panel_words;        /* u32 from a panel to the next */
@@ -80,7 +87,7 @@ typedef struct { /* a block of at most MLA_KP inputs of packed panels; tensor/co
     size_t first, seg, octets; /* inputs of the first group that fall into the block, of the next ones; inputs / 8 */
 } mla_code_block;
 
-typedef struct { /* scales and offsets of one panel as f32: groups g0 .. g0 + n - 1 */
+typedef struct { /* scales and offsets of one panel's block as f32: groups g0 .. g0 + n - 1 of the row */
     mla_scale_kind scale;
     mla_offset_kind offset;
     const unsigned char *scales, *offsets;   /* (groups, MLA_NR) */
@@ -140,6 +147,9 @@ typedef struct {
     /* the same from codes as integers (codes_bytes.h), NIBBLE and the codes with it; NULL: nothing gained */
     void (*codes_gemv_bytes)(float *c, const float *x, const mla_code_block *q, size_t np, bool add);
     void (*codes_tile)(float *dst, const mla_code_block *q); /* (8 octets, MLA_NR): a B panel */
+    /* the same products in whole numbers (dot.h): n <= MLA_KP inputs as integers, padded to a whole block of them; c (MLA_NR) of one panel */
+    void (*dot_row)(mla_dot_x *dst, const float *x, size_t n, mla_dot_form form);
+    void (*dot_gemv)(float *c, const mla_dot_x *x, const mla_code_block *q, bool add);
     void (*code_scales)(float *s, float *m, const mla_code_scales *a);
     /* EXL3 (trellis_body.h): `tiles` tile rows of 16 inputs of two panels (2 K, 32) u16; outputs of a panel in the order of lanes.
      * gemv: c (2, MLA_NR) as above; tile: one of the two panels */
@@ -155,5 +165,7 @@ void mla_cpu_fill_avx2(mla_cpu_kern *k);
 void mla_cpu_fill_avx512(mla_cpu_kern *k);
 void mla_cpu_fill_avx512bf16(mla_cpu_kern *k);
 void mla_cpu_add_avx512fp16(mla_cpu_kern *k); /* replaces some of avx512bf16 */
+void mla_cpu_add_avx512vnni(mla_cpu_kern *k); /* of avx512 */
+void mla_cpu_add_avxvnni(mla_cpu_kern *k);    /* of avx2 */
 #endif
 #endif

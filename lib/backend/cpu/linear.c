@@ -3,7 +3,8 @@
  * x is packed once per block of tokens ((k panel, tile) -> rows MLA_LDA apart, rounded to bf16 for bf16 weights); then
  * each job owns a few output panels, walks k panels in order and adds each panel's sums to a small f32 buffer that
  * stays in cache, so every output is the same chain of operations whatever T, threads or tile edges are.
- * Weights that are not decoded: one row is multiplied with codes directly; with more, each worker decodes a k panel of its
+ * Weights that are not decoded: one row is multiplied with codes directly, on the fast path in whole numbers (dot.h), a few rows
+ * too; with more, each worker decodes a k panel of its
  * outputs into its own buffer, which all tokens then share. */
 #include <string.h>
 
@@ -28,6 +29,7 @@ typedef struct {
     float *sums;             /* per worker (T, GROUP * MLA_NR) */
     size_t group;
     bool bf16;               /* products of bf16: pairs, or f32 holding bf16 */
+    bool dot;                /* products in whole numbers: x holds an mla_dot_x for every row of a k panel */
     float *room;             /* not DECODED: per worker room_elems: what it decodes */
     size_t room_elems;
     mla_status *st;          /* UNDECODED: (threads) */
@@ -46,6 +48,10 @@ static void pack_row(const lin_job *j, uint32_t *dst, size_t t, size_t k0, size_
     if (j->w->perm) {
         for (size_t i = 0; i < n; i++) moved[i] = row[j->w->perm[k0 + i]];
         src = moved;
+    }
+    if (j->dot) {
+        j->k->dot_row((mla_dot_x *)(void *)dst, src, n, j->w->code.dot);
+        return;
     }
     if (j->bf16) {
         j->k->round_a(dst, src, n);
@@ -139,15 +145,26 @@ static void lin_panels(void *ctx, size_t begin, size_t end, size_t worker)
     }
 }
 
-/* piece = MLA_CODE_PANELS output panels; one token */
+_Static_assert(sizeof(mla_dot_x) <= MLA_LDA * 4 && MLA_LDA * 4 % _Alignof(mla_dot_x) == 0, "a row's integers take its place");
+
+/* piece = MLA_CODE_PANELS output panels; one token, or a few in whole numbers */
 static void lin_codes(void *ctx, size_t begin, size_t end, size_t worker)
 {
     const lin_job *j = ctx;
-    float *room = j->room + worker * j->room_elems, *sums = room + MLA_CODE_SCALES;
+    float *room = j->room + worker * j->room_elems, *sums = j->sums + worker * TILES * MLA_MR * GROUP * MLA_NR;
     for (size_t g = begin; g < end; g++) {
         size_t p0 = g * MLA_CODE_PANELS, np = mla_min_size(MLA_CODE_PANELS, j->w->panels - p0);
-        for (size_t kp = 0; kp < j->kpanels; kp++)
-            mla_cpu_code_gemv(j->k, j->w, p0, np, kp, (const float *)(const void *)(j->x + kp * j->tile_elems), sums, room);
+        if (!j->dot)
+            for (size_t kp = 0; kp < j->kpanels; kp++)
+                mla_cpu_code_gemv(j->k, j->w, p0, np, kp, (const float *)(const void *)(j->x + kp * j->tile_elems), sums, room);
+        for (size_t i = 0; j->dot && i < np * j->kpanels; i++) { /* panel by panel: codes in the order in which they lie */
+            size_t p = i / j->kpanels, kp = i % j->kpanels;
+            mla_code_block q = mla_cpu_code_dot_block(j->k, j->w, p0 + p, kp, room);
+            for (size_t t = 0; t < j->T; t++) {
+                const uint32_t *x = j->x + (kp * j->tiles + t / MLA_MR) * j->tile_elems + t % MLA_MR * MLA_LDA;
+                j->k->dot_gemv(sums + (t * np + p) * MLA_NR, (const mla_dot_x *)(const void *)x, &q, kp > 0);
+            }
+        }
         store(j, sums, np * MLA_NR, p0 * MLA_NR, mla_min_size(np * MLA_NR, j->w->out - p0 * MLA_NR));
     }
 }
@@ -181,6 +198,7 @@ static mla_status product(mla_cpu *c, const mla_weight *w, const mla_linear_args
     bool packed = w->form == MLA_W_CODES || w->form == MLA_W_TRELLIS, pairs = c->k->bf16_pairs;
     lin_job j = {.k = c->k, .w = w, .a = a};
     j.bf16 = w->precision == MLA_PREC_BF16 && (!packed || (pairs && a->T >= PAIRS_FROM && w->form == MLA_W_CODES));
+    j.dot = w->form == MLA_W_CODES && w->precision == MLA_PREC_BF16 && w->code.dot != MLA_DOT_NONE && a->T < PAIRS_FROM;
     j.kp = j.bf16 && pairs ? 2 * MLA_KP : MLA_KP;
     j.kpanels = mla_ceil_div(w->in, j.kp);
     size_t most = mla_min_size(a->T, TILES * MLA_MR);
@@ -195,7 +213,7 @@ static mla_status product(mla_cpu *c, const mla_weight *w, const mla_linear_args
         size_t work = w->in * w->out * j.T;
         mla_pool *pool = work < SERIAL ? NULL : c->pool;
         mla_par_for(work < 64 * SERIAL ? NULL : c->pool, j.kpanels * j.tiles, 1, pack_x, &j);
-        if (packed && a->T == 1) mla_par_for(pool, mla_ceil_div(w->panels, MLA_CODE_PANELS), 1, lin_codes, &j);
+        if (packed && (a->T == 1 || j.dot)) mla_par_for(pool, mla_ceil_div(w->panels, MLA_CODE_PANELS), 1, lin_codes, &j);
         else mla_par_for(pool, mla_ceil_div(w->panels, j.group), 1, lin_panels, &j);
         for (size_t i = 0; i < c->threads; i++)
             if (j.st[i] != MLA_OK) {

@@ -27,6 +27,7 @@ MLA_INLINE v16_lut v16_lut_load(const float *t) { return _mm512_loadu_ps(t); }
 MLA_INLINE v16 v16_look(v16_lut t, v16i i) { return _mm512_permutexvar_ps(i, t); }
 MLA_INLINE v16 v16_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 MLA_INLINE v16i v16i_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
+MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a) { _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a)); } /* low halves */
 MLA_INLINE v16i v16i_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return _mm512_i32gather_ps(i, t, 4); }
 /* Lane l takes lane l ^ h, h = 1, 2, 4, 8. */
@@ -68,9 +69,8 @@ MLA_INLINE __m256 v8_look(v16_lut t, __m256i i)
                             _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
 }
 MLA_INLINE v16 v16_look(v16_lut t, v16i i) { return (v16){v8_look(t, i.lo), v8_look(t, i.hi)}; }
-/* Bytes of t picked by the bytes of i (< 16), in every 128 bits; bytes compared; a table of sixteen bytes. */
+/* Bytes of t picked by the bytes of i (< 16), in every 128 bits; a table of sixteen bytes. */
 V16I_BOTH(v16i_look_bytes, _mm256_shuffle_epi8)
-V16I_BOTH(v16i_bytes_equal, _mm256_cmpeq_epi8)
 #undef V16I_BOTH
 MLA_INLINE v16i v16i_look_load(const uint8_t *t)
 {
@@ -92,6 +92,11 @@ MLA_INLINE v16 v16_load_f16(const void *p) { return (v16){v8_load_f16(p), v8_loa
 MLA_INLINE __m128i v8_bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)(const void *)p); }
 MLA_INLINE v16i v16i_load_u8(const uint8_t *p) { return (v16i){_mm256_cvtepu8_epi32(v8_bytes(p)), _mm256_cvtepu8_epi32(v8_bytes(p + 8))}; }
 MLA_INLINE v16i v16i_load_i8(const uint8_t *p) { return (v16i){_mm256_cvtepi8_epi32(v8_bytes(p)), _mm256_cvtepi8_epi32(v8_bytes(p + 8))}; }
+MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a)
+{
+    __m256i half = _mm256_set1_epi32(0xffff), v = _mm256_packus_epi32(_mm256_and_si256(a.lo, half), _mm256_and_si256(a.hi, half));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(v, 0xd8));
+}
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return (v16){_mm256_i32gather_ps(t, i.lo, 4), _mm256_i32gather_ps(t, i.hi, 4)}; }
 MLA_INLINE v16 v16_swap(v16 a, unsigned h)
 {
@@ -150,6 +155,10 @@ MLA_PLAIN v16 v16_load_f16(const void *p)
 }
 MLA_PLAIN v16i v16i_load_u8(const uint8_t *p) { V16I_EACH(p[i]); }
 MLA_PLAIN v16i v16i_load_i8(const uint8_t *p) { V16I_EACH((uint32_t)(int8_t)p[i]); }
+MLA_PLAIN void v16i_store_u16(uint16_t *p, v16i a)
+{
+    for (size_t i = 0; i < 16; i++) p[i] = (uint16_t)a.u[i];
+}
 MLA_PLAIN v16 v16_gather(const float *t, v16i j) { V16_EACH(t[j.u[i]]); }
 MLA_PLAIN v16 v16_swap(v16 a, unsigned h) { V16_EACH(a.f[i ^ h]); }
 #undef V16I_EACH
