@@ -25,29 +25,32 @@ void cu_drop_kept(mla_cuda *c)
     }
 }
 
-mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err)
+static mla_status scratch(mla_cuda *c, int slot, size_t bytes, const char *what, char **out, mla_err *err)
 {
-    if (bytes > c->scratch_bytes) {
+    auto *s = &c->scratch[slot];
+    if (bytes > s->bytes) {
         CudaKept *k = NULL;
         char *p = NULL;
-        if (c->tapes && c->scratch && !(k = (CudaKept *)malloc(sizeof *k))) return mla_fail(err, MLA_ENOMEM, "%s: scratch", what);
+        if (c->tapes && s->p && !(k = (CudaKept *)malloc(sizeof *k))) return mla_fail(err, MLA_ENOMEM, "%s: scratch", what);
         if (!c->tapes) {
             mla_status st = cu_ok(cudaStreamSynchronize(c->stream), what, err);
             if (st) return st;
-            cudaFree(c->scratch);
-            c->scratch = NULL, c->scratch_bytes = 0;
+            cudaFree(s->p);
+            s->p = NULL, s->bytes = 0;
         }
         if (cudaMalloc((void **)&p, bytes) != cudaSuccess) {
             cudaGetLastError();
             free(k);
             return mla_fail(err, MLA_ENOMEM, "%s: %zu bytes of device scratch", what, bytes);
         }
-        if (k) *k = CudaKept{c->scratch, c->kept}, c->kept = k;
-        c->scratch = p, c->scratch_bytes = bytes;
+        if (k) *k = CudaKept{s->p, c->kept}, c->kept = k;
+        s->p = p, s->bytes = bytes;
     }
-    *out = c->scratch;
+    *out = s->p;
     return MLA_OK;
 }
+mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err) { return scratch(c, 0, bytes, what, out, err); }
+mla_status cu_tile(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err) { return scratch(c, 1, bytes, what, out, err); }
 
 mla_status cu_not_recording(const mla_cuda *c, const char *what, mla_err *err)
 {
@@ -129,7 +132,7 @@ static void cu_destroy(mla_backend *be)
     if (c->blas) cublasDestroy(c->blas);
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_space);
-    cudaFree(c->scratch);
+    for (auto &s : c->scratch) cudaFree(s.p);
     cu_drop_kept(c);
     if (c->stream) cudaStreamDestroy(c->stream);
     pthread_mutex_destroy(&c->eigh_turn);

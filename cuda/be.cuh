@@ -17,11 +17,17 @@
 #include "backend/backend.h"
 #include "cuda/check.cuh"
 
-/* f32: W transposed, (in, out): a warp's outputs lie side by side. bf16: W (out, in8), rows padded with zeros to 8. */
+/* f32: W transposed, (in, out): a warp's outputs lie side by side. bf16: W (out, in8), rows padded with zeros to 8.
+ * Packed: codes (codes.cuh) or trellis tiles (trellis.cu), of which tiles are decoded to one of the two. */
+struct Codes;
+struct Trellis;
 struct mla_weight {
     size_t out, in, in8, bytes;
     mla_precision precision;
     void *data;
+    Codes *codes;
+    Trellis *trellis;
+    void *side; /* device memory beside data: a table, a permutation, or scales of a trellis; NULL: none */
 };
 
 struct CuLoader; /* weights.cu */
@@ -41,8 +47,10 @@ struct mla_cuda {
     cublasHandle_t blas;
     cusolverDnHandle_t solver;
     void *lt_space; /* cublasLt workspace of LT_SPACE bytes */
-    char *scratch;
-    size_t scratch_bytes;
+    struct {
+        char *p;
+        size_t bytes;
+    } scratch[2]; /* of an operation; of decoded tiles, beside it */
     pthread_mutex_t eigh_turn; /* several threads may solve; nothing else is queued meanwhile */
     bool recording;
     size_t tapes;   /* that exist, the one being recorded included */
@@ -66,6 +74,8 @@ static inline mla_status launched(const char *what, mla_err *err) { return cu_ok
 mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err);
 /* bytes of device scratch; growing waits for the stream, but while tapes exist. */
 mla_status cu_scratch(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err);
+/* The same beside it, for decoded tiles of packed weights. */
+mla_status cu_tile(mla_cuda *c, size_t bytes, const char *what, char **out, mla_err *err);
 /* Device copy of n 32-bit host values inside scratch memory at `at`. */
 mla_status cu_put_i32(mla_cuda *c, char *at, const int32_t *host, size_t n, const char *what, mla_err *err);
 /* After a copy or a fill: an empty kernel, launched the ordinary way. A kernel that comes early waits for the kernel before it,
@@ -85,6 +95,24 @@ mla_status attn_bf16(mla_cuda *c, const mla_attn_args *a, const AttnP *p, char *
 /* The same of a few tokens over cached latents (attn_decode.cu). */
 bool attn_decode_fits(const mla_attn_args *a);
 mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err);
+
+/* Packed weights (codes.cu). codes_new sets codes and bytes; codes_row fills a row of codes->row_bytes with codes_room of
+ * scratch, from any thread. codes_decode: rows [row0, row0 + n) as a decoded weight of n outputs. */
+mla_status codes_new(mla_weight *w, const mla_coded *c, mla_err *err);
+size_t codes_room(const mla_coded *c);
+mla_status codes_row(const mla_weight *w, const mla_coded *c, size_t row, uint8_t *to, uint8_t *room, mla_err *err);
+mla_status codes_decode(mla_cuda *c, const mla_weight *w, void *to, size_t row0, size_t n, mla_err *err);
+mla_status codes_find_odd(const mla_weight *w, int *bad, cudaStream_t stream, mla_err *err);
+mla_status codes_embed(mla_cuda *c, const mla_weight *w, float *y, const int32_t *ids, size_t T, mla_err *err);
+bool codes_few_fits(const mla_weight *w, size_t T);
+mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
+/* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
+mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
+/* Outputs of a tile: their weights take at most TILE_BYTES. */
+size_t tile_outputs(const mla_weight *w);
+mla_status trellis_new(mla_weight *w, const mla_coded *c, mla_err *err);
+mla_status trellis_sides(mla_weight *w, const mla_coded *c, cudaStream_t stream, mla_err *err);
+mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 
 mla_status cu_upload(mla_backend *, mla_mem *, const void *, size_t, mla_err *);
 void cu_loader_free(CuLoader *l); /* NULL is fine */

@@ -5,7 +5,7 @@
 #include "cuda/linear_few.cuh"
 #include "cuda/rows.cuh"
 
-enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128, ROWS_Y = 65535 };
+enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128, ROWS_Y = 65535, TILE_BYTES = 64 << 20 };
 
 /* ---- f32: per output a chain of fmaf over k within each panel of 256 from zero, panels added in order */
 
@@ -227,7 +227,7 @@ static bool few_of(FewP *p, mla_cuda *c, const mla_norm_args *norm, const mla_li
     for (size_t i = 0; i < n; i++) {
         const mla_linear_args *a = &jobs[i].a;
         const mla_weight *w = jobs[i].w;
-        if (a->T != jobs[0].a.T || w->precision != MLA_PREC_BF16 || w->in != w->in8) return false;
+        if (a->T != jobs[0].a.T || w->precision != MLA_PREC_BF16 || w->in != w->in8 || w->codes || w->trellis) return false;
         if (norm && (norm->y != a->x || norm->ldy != a->ldx || norm->rows != a->T || norm->d != w->in || (uintptr_t)norm->gain % 16)) return false;
         p->job[i] = FewJob{(const __nv_bfloat16 *)w->data, NULL, cf32p(norm ? norm->x : a->x), a->bias ? cf32p(a->bias) : NULL, f32p(a->y),
                            (long long)(norm ? norm->ldx : a->ldx), (long long)a->ldy, (int)w->in, (int)w->out, a->accumulate, 0, 0, 0};
@@ -236,18 +236,53 @@ static bool few_of(FewP *p, mla_cuda *c, const mla_norm_args *norm, const mla_li
     return few_fits(p);
 }
 
+mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    return w->precision == MLA_PREC_F32 ? linear_f32(c, w, a, err) : linear_bf16(c, w, a, err);
+}
+
+size_t tile_outputs(const mla_weight *w)
+{
+    const size_t row = w->precision == MLA_PREC_F32 ? w->in * 4 : w->in8 * 2, n = TILE_BYTES / row / 8 * 8;
+    return n < 64 ? 64 : n;
+}
+
+/* Codes: tiles of outputs are decoded one after the other, each multiplied as a weight of its own. */
+static mla_status linear_codes(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
+{
+    char *tile;
+    const size_t most = tile_outputs(w);
+    mla_status st = cu_tile(c, (most < w->out ? most : w->out) * (w->precision == MLA_PREC_F32 ? w->in * 4 : w->in8 * 2), "packed weight", &tile, err);
+    for (size_t o = 0; !st && o < w->out; o += most) {
+        const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
+        mla_linear_args b = *a;
+        b.y = mla_at(a->y, o);
+        if (a->bias) b.bias = mla_at(a->bias, o);
+        st = codes_decode(c, w, tile, o, part.out, err);
+        if (!st) st = linear_decoded(c, &part, &b, err);
+    }
+    return st;
+}
+
 mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
     const mla_linear_job job = {w, *a};
+    mla_cuda *c = cu_of(be);
     FewP p;
     if (a->T == 0) return MLA_OK;
-    if (few_of(&p, cu_of(be), NULL, &job, 1)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
-    return w->precision == MLA_PREC_F32 ? linear_f32(cu_of(be), w, a, err) : linear_bf16(cu_of(be), w, a, err);
+    if (w->trellis) return trellis_linear(c, w, a, err);
+    if (w->codes) return w->precision == MLA_PREC_BF16 && codes_few_fits(w, a->T) ? codes_few_run(c, w, a, err) : linear_codes(c, w, a, err);
+    if (few_of(&p, c, NULL, &job, 1)) return few_run(&p, c->sms, c->stream, err);
+    return linear_decoded(c, w, a, err);
 }
 
 mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err)
 {
     FewP p;
+    if (!norm && n > FEW_JOBS) { /* several launches of as many as one takes */
+        for (mla_status st; n > FEW_JOBS; jobs += FEW_JOBS, n -= FEW_JOBS)
+            if ((st = cu_linears(be, NULL, jobs, FEW_JOBS, err))) return st;
+    }
     if (n && jobs[0].a.T && few_of(&p, cu_of(be), norm, jobs, n)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
     return mla_linears_singly(be, norm, jobs, n, err);
 }
@@ -258,7 +293,7 @@ mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_
     FewP p;
     if (a->gate->out != a->out || a->up->out != a->out || a->gate->in != a->up->in)
         return mla_fail(err, MLA_EINVAL, "gated layer: (%zu, %zu) and (%zu, %zu), expected (%zu, in) both", a->gate->out, a->gate->in, a->up->out, a->up->in, a->out);
-    if (!a->T || a->up->precision != MLA_PREC_BF16 || !few_of(&p, cu_of(be), norm, &job, 1)) return mla_gated_singly(be, norm, a, err);
+    if (!a->T || a->up->precision != MLA_PREC_BF16 || a->up->codes || a->up->trellis || !few_of(&p, cu_of(be), norm, &job, 1)) return mla_gated_singly(be, norm, a, err);
     p.pairs = 1, p.job[0].w2 = (const __nv_bfloat16 *)a->up->data;
     return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
 }
@@ -282,6 +317,8 @@ mla_status cu_embed(mla_backend *be, const mla_weight *w, mla_mem *y, const int3
     mla_status st = cu_scratch(c, T * 4, "embed", &s, err);
     if (!st) st = cu_put_i32(c, s, ids, T, "embed", err);
     if (st) return st;
+    if (w->codes) return codes_embed(c, w, f32p(y), (const int32_t *)s, T, err);
+    if (w->trellis) return mla_fail(err, MLA_EUNSUPPORTED, "embed: rows of a packed EXL3 matrix");
     embed_rows<<<grid_of(T * w->in, 256), 256, 0, c->stream>>>(f32p(y), w->data, (const int32_t *)s, T, w->in, w->in8, w->out,
                                                                w->precision == MLA_PREC_F32);
     return launched("embed", err);
