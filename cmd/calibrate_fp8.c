@@ -14,7 +14,7 @@ typedef struct {
     size_t tokens, judge_tokens;
     mla_cal_opts o;
     double max_kld;
-    const char *spelling, *consumer, *precision;
+    const char *spelling, *consumer, *precision, *cache;
     bool stream, dry_run;
 } args;
 
@@ -146,7 +146,7 @@ static mla_status open_all(state *s, cli *c, const args *a, mla_err *err)
     if (st == MLA_OK) st = calibrate_text(&s->text, s->model, &a->corpus, "calib/calibration.jsonl", err);
     if (st == MLA_OK) st = calibrate_text(&s->judge, s->model, &a->judge, "calib/tune.jsonl", err);
     mla_rt_opts ro = {.precision = a->precision && !strcmp(a->precision, "fast") ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = MLA_BF16,
-                      .stream_layers = a->stream, .log = &c->log};
+                      .keys16 = a->cache && !strcmp(a->cache, "fp8-keys16"), .stream_layers = a->stream, .log = &c->log};
     if (st == MLA_OK) {
         ro.mtp = mla_model_config(s->model)->mtp_layers > 0;
         st = mla_rt_open(&s->rt, s->model, s->be, &ro, err);
@@ -193,7 +193,7 @@ static mla_status calibrate(cli *c, args *a, mla_err *err)
         if (st == MLA_OK && a->o.keep) (void)unlink(a->o.keep); /* done: nothing to go on with */
         if (st == MLA_OK) st = answer(c, &cal, err);
         if (st == MLA_OK && a->max_kld > 0 && nj && !(cal.verdict.kld_mean <= a->max_kld))
-            st = mla_fail(err, MLA_EDIFFER, "mean KL divergence of the FP8 cache %.6f, at most %g allowed", cal.verdict.kld_mean, a->max_kld);
+            st = mla_fail(err, MLA_EDIFFER, "mean KL divergence of the %s cache %.6f, at most %g allowed", cal.keys16 ? "fp8-keys16" : "FP8", cal.verdict.kld_mean, a->max_kld);
         mla_cal_free(&cal);
     }
     close_all(&s);
@@ -216,6 +216,8 @@ mla_status cmd_calibrate_fp8(cli *c, int argc, char **argv, mla_err *err)
         {"stream-layers", 0, CLI_FLAG, &a.stream, NULL, "hold one layer's weights at a time", NULL, M},
         {"judge-corpus", 0, CLI_LIST, &a.judge, "FILE", "text for the comparison of the FP8 cache with a bf16 cache", "the bundled tune text", J},
         {"judge-tokens", 0, CLI_SIZE, &a.judge_tokens, "N", "compare on at most N tokens; 0: do not compare", "8192", J},
+        {"kv-dtype", 0, CLI_CHOICE, &a.cache, "fp8|fp8-keys16", "the cache to judge, and to record as the one the scales are meant for; fp8-keys16: rotary keys (or "
+         "keys beside values) stay bf16; the scales are the same", "fp8", J},
         {"max-kld", 0, CLI_DOUBLE, &a.max_kld, "X", "exit 1 when the mean KL divergence (nats) is larger", "not gated", J},
         {"spelling", 0, CLI_CHOICE, &a.spelling, "compressed-tensors|modelopt", "names of the scales of a GQA model; a retrofit has its own",
          "as the model's quantization method asks", W},

@@ -98,8 +98,8 @@ static mla_status report(cli *c, const args *a, mla_err *err)
         else if (!mla_parse_bytes(a->cards.v[i], &cards[n++])) st = mla_fail(err, MLA_EINVAL, "--card: expected a size such as 24GB, found \"%s\"", a->cards.v[i]);
     }
     if (st == MLA_OK) {
-        bool fp8 = a->kv_dtype ? !strcmp(a->kv_dtype, "fp8") : f.cfg.kv_scheme;
-        q.model.kv_dtype = fp8 ? MLA_F8_E4M3 : a->kv_dtype && !strcmp(a->kv_dtype, "f32") ? MLA_F32 : MLA_BF16;
+        q.model.kv = (mla_kv_type){f.cfg.kv_scheme || f.cfg.kv_keys16 ? MLA_F8_E4M3 : MLA_BF16, f.cfg.kv_keys16};
+        if (a->kv_dtype) (void)mla_kv_type_parse(a->kv_dtype, &q.model.kv); /* the choice was checked */
         q.machine = (mla_capacity_machine){.gpu_bytes = a->gpu, .utilisation = a->utilisation, .reserve = a->reserve,
                                            .context = a->context ? a->context : f.cfg.max_pos};
         q.weight_source = f.source;
@@ -129,7 +129,7 @@ mla_status cmd_verify_capacity(cli *c, int argc, char **argv, mla_err *err)
         {"card", 0, CLI_LIST, &a.cards, "SIZE", "further cards to plan for", "16GB, 24GB, 32GB", NULL},
         {"utilisation", 0, CLI_DOUBLE, &a.utilisation, "X", "fraction of the GPU's memory that is used", "0.94", NULL},
         {"reserve", 0, CLI_BYTES, &a.reserve, "SIZE", "kept for activations, graphs and the runtime itself", "2GiB", NULL},
-        {"kv-dtype", 0, CLI_CHOICE, &a.kv_dtype, "bf16|fp8|f32", "what the KV cache holds", "fp8 where config.json declares it, else bf16", WHAT},
+        {"kv-dtype", 0, CLI_CHOICE, &a.kv_dtype, MLA_KV_TYPES, "what the KV cache holds", "fp8 or fp8-keys16 where config.json declares it, else bf16", WHAT},
         {"keep", 0, CLI_DOUBLE, &a.keep, "X", "as if retrofitted to this fraction of the base's KV values", NULL, WHAT},
         {"rank", 0, CLI_SIZE, &a.rank, "N", "as if retrofitted to this latent width per layer", NULL, WHAT},
         {"weights", 0, CLI_CHOICE, &a.weights, "bf16|fp8|int4|exl3", "as if stored like published checkpoints of this kind", NULL, WHAT},

@@ -13,16 +13,18 @@ verify_run verify_run_defaults(void) { return (verify_run){.kv_dtype = "f32", .p
 void verify_run_options(verify_run *r, cli_option *out)
 {
     static const char *const G = "how the model is run";
-    out[0] = (cli_option){"kv-dtype", 0, CLI_CHOICE, &r->kv_dtype, "f32|bf16|fp8", "what the KV cache holds; fp8 needs stored scales", "f32", G};
+    out[0] = (cli_option){"kv-dtype", 0, CLI_CHOICE, &r->kv_dtype, MLA_KV_TYPES, "what the KV cache holds; fp8 needs stored scales; fp8-keys16: fp8, with rotary keys (or keys beside values) in bf16", "f32", G};
     out[1] = (cli_option){"precision", 0, CLI_CHOICE, &r->precision, "reference|fast",
                           "reference: f32 weights, the same bits whatever the threads and chunks; fast: bf16 weights", "reference", G};
     out[2] = (cli_option){"page", 0, CLI_SIZE, &r->page, "N", "tokens per page of the KV cache", "64", G};
     out[3] = (cli_option){"stream-layers", 0, CLI_FLAG, &r->stream, NULL, "hold one layer's weights at a time", NULL, G};
 }
 
-mla_dtype verify_kv_dtype(const char *name)
+mla_kv_type verify_kv_type(const char *name)
 {
-    return !strcmp(name, "fp8") ? MLA_F8_E4M3 : !strcmp(name, "bf16") ? MLA_BF16 : MLA_F32;
+    mla_kv_type t = {MLA_F32, false};
+    (void)mla_kv_type_parse(name, &t); /* the choice was checked */
+    return t;
 }
 
 mla_status verify_open(verify_model *out, cli *c, const char *path, const verify_run *r, mla_backend *be, mla_err *err)
@@ -32,7 +34,8 @@ mla_status verify_open(verify_model *out, cli *c, const char *path, const verify
     if (st != MLA_OK) return st;
     mla_rt_opts o = {
         .precision = !strcmp(r->precision, "fast") ? MLA_PREC_BF16 : MLA_PREC_F32,
-        .kv_dtype = verify_kv_dtype(r->kv_dtype),
+        .kv_dtype = verify_kv_type(r->kv_dtype).dtype,
+        .keys16 = verify_kv_type(r->kv_dtype).keys16,
         .page_tokens = r->page,
         .stream_layers = r->stream,
         .mtp = r->mtp,

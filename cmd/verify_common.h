@@ -4,12 +4,13 @@
 #include "cli.h"
 #include "model/model.h"
 #include "runtime/runtime.h"
+#include "tensor/kv_row.h"
 #include "verify/identity.h"
 #include "verify/stats.h"
 
 /* Targets of the options that say how a model is run. Initialise with verify_run_defaults. */
 typedef struct {
-    const char *kv_dtype, *precision; /* "f32|bf16|fp8", "reference|fast" */
+    const char *kv_dtype, *precision; /* one of MLA_KV_TYPES, "reference|fast" */
     size_t page;
     bool stream;
     bool mtp; /* open the MTP head, too; no option of its own */
@@ -17,7 +18,7 @@ typedef struct {
 verify_run verify_run_defaults(void);
 #define VERIFY_RUN_OPTIONS 4
 void verify_run_options(verify_run *r, cli_option *out); /* fills VERIFY_RUN_OPTIONS rows */
-mla_dtype verify_kv_dtype(const char *name);
+mla_kv_type verify_kv_type(const char *name);
 
 typedef struct { /* a model ready to run; verify_close frees all, zeroed struct is fine */
     mla_model *model;

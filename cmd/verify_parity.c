@@ -222,7 +222,7 @@ mla_status cmd_verify_parity(cli *c, int argc, char **argv, mla_err *err)
         {"row-tokens", 0, CLI_SIZE, &a.row_tokens, "N", "tokens per row", "1024", "what to compare with"},
         {"context", 0, CLI_LIST, &a.contexts, "N", "the base also answers a prompt from the corpus that ends at N tokens with its answer (1024, 4096, ...): compared as a reference's answers are", NULL, "what to compare with"},
         {"answer-tokens", 0, CLI_SIZE, &a.answer_tokens, "N", "tokens of an answer for --context", "32", "what to compare with"},
-        {"against-kv-dtype", 0, CLI_CHOICE, &a.against_kv, "f32|bf16|fp8", "the base's KV cache", "f32", "what to compare with"},
+        {"against-kv-dtype", 0, CLI_CHOICE, &a.against_kv, MLA_KV_TYPES, "the base's KV cache", "f32", "what to compare with"},
         {"min-agreement", 0, CLI_DOUBLE, &a.p.min_agreement, "X", "required lower end of the 95 % Wilson interval of top-1 agreement at confident positions; 0: not gated", "0.995", GATE},
         {"max-kld", 0, CLI_DOUBLE, &a.p.max_kld, "X", "largest mean KL divergence from --against, nats", "not gated", GATE},
         {"near-tie", 0, CLI_DOUBLE, &a.p.near_tie, "X", "margin in nats up to which a disagreement is a near-tie", "0.1", GATE},

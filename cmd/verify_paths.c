@@ -93,7 +93,7 @@ mla_status verify_paths_run(mla_jv *doc, const verify_paths *p, cli *c, mla_verd
     if (st == MLA_OK && !n_text) st = mla_fail(err, MLA_EFORMAT, "--paths: no text of at least 8 tokens");
     if (st == MLA_OK && asked(p, "threads")) st = verify_other_backend(&be2, c, err);
     if (st == MLA_OK && be2) st = verify_open(&other, c, c->arg[0], &streamed, be2, err);
-    mla_paths_opts o = {.rt = p->model->rt, .other = other.rt, .be = p->be, .kv_dtype = verify_kv_dtype(p->run.kv_dtype), .page = p->run.page, .text = text,
+    mla_paths_opts o = {.rt = p->model->rt, .other = other.rt, .be = p->be, .kv = verify_kv_type(p->run.kv_dtype), .page = p->run.page, .text = text,
                         .n_text = n_text, .near_tie = p->near_tie, .max_logprob = 0.06, .max_change = MLA_PATHS_CHANGE(!strcmp(p->run.precision, "fast")), .max_fp8_kld = 0.01,
                         .max_split_error = strcmp(p->run.precision, "fast") ? 1e-4 : 0.02, .log = &c->log};
     if (st == MLA_OK && n) st = mla_paths_check(mla_jv_set_obj(doc, "paths"), &o, name, n, &v, err);

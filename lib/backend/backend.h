@@ -101,7 +101,8 @@ typedef struct { /* rotates in place the first `rot` dims of each head: pairs (i
 } mla_rope_args;
 
 /* Cached rows: row of token s is at slot page[s / page_tokens] * page_tokens + s % page_tokens, row_elems values of
- * dtype; slot arithmetic is 64-bit. value = stored * scale. pages is host memory; NULL = contiguous (slot = s). */
+ * dtype; a row may hold parts of several types, and row_elems and col then count elements of this view's (its parts stand
+ * where that is whole). Slot arithmetic is 64-bit. value = stored * scale. pages is host memory; NULL = contiguous (slot = s). */
 typedef struct {
     mla_mem *data;
     const int32_t *pages;
@@ -267,6 +268,7 @@ typedef struct {
     /* Another backend of this device with one thread, which computes with this one's weights and memory; each is used by one
      * thread at a time, all of them at once. Closed before this one. NULL: the device has none. */
     mla_status (*single)(mla_backend *, mla_backend **out, mla_err *);
+    bool mixed_rows; /* attention takes parts of different dtypes, rows that hold them side by side (tensor/kv_row.h) */
     bool queues; /* operations are only queued, and weight_new waits for none of them: a layer can load while others are computed */
     /* The two below give what the single operations give, bit for bit. norm, when not NULL, is done first: it stands for
      * the x of every layer, which must be norm's y; what that buffer holds afterwards is undefined. */

@@ -54,6 +54,7 @@ typedef struct { /* one part of what a layer caches */
     float base;                  /* limit / 448 */
     double error[8];             /* change of the attention output at base 2^(j/8): sum of squares; 0 when not tried */
     float scale;                 /* rounded to the dtype it is stored in */
+    bool wide;                   /* stays bf16 in the cache that is judged: nothing is counted */
     uint64_t judged, saturated, underflowed; /* values of the second pass: beyond 448 scale; not zero, stored as zero */
 } mla_cal_part;
 
@@ -74,6 +75,7 @@ typedef struct {
     size_t tokens, rows;         /* of the measuring corpus */
     unsigned char corpus_sha256[32];
     bool has_corpus_sha256;      /* set by the caller with corpus_sha256: recorded in the files */
+    bool keys16;                 /* rows of two element types (mla_rt_keys16): recorded, the scales are the same */
     bool retrofit;               /* latent names instead of key and value names */
     mla_dtype scale_dtype;       /* of the stored scales */
     mla_cal_verdict verdict;     /* positions 0: not judged */

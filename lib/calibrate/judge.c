@@ -10,7 +10,7 @@ static mla_status count(void *ctx, const mla_tap *t, mla_err *err)
     cal_pass *pass = ctx;
     mla_cal_part *p = cal_part(pass->c, t);
     const float *x;
-    if (!p) return MLA_OK;
+    if (!p || p->wide) return MLA_OK;
     mla_status st = cal_fetch(pass, t, &x, err);
     if (st != MLA_OK) return st;
     for (size_t i = 0; i < t->rows; i++)

@@ -46,10 +46,12 @@ static mla_status describe(mla_cal *c, mla_rt *rt, size_t layer, mla_err *err)
         c->retrofit = true;
         l->k.name = "latent";
         if (layout != MLA_LAYOUT_REBUILD) l->v.name = "rotary keys";
+        l->v.wide = c->keys16;
         return mla_layout_rotary(cfg, layout) ? key_bound(m, layer, cfg->rope.rot, &l->v.bound, err) : MLA_OK;
     }
     l->k.name = "keys";
     l->v.name = "values";
+    l->k.wide = c->keys16;
     return key_bound(m, layer, cfg->head_dim, &l->k.bound, err);
 }
 
@@ -156,6 +158,7 @@ mla_status mla_cal_measure(mla_cal *out, mla_rt *rt, const int32_t *ids, size_t 
     *out = (mla_cal){0};
     if (o) out->o = *o;
     TRY(check_opts(&out->o, n, err));
+    out->keys16 = mla_rt_keys16(rt);
     TRY(new_layers(out, rt, err));
     size_t w = out->o.row_tokens;
     out->tokens = n;

@@ -17,6 +17,7 @@ static void text_part(const mla_cal *c, size_t layer, const mla_cal_part *p, mla
     if (c->o.percentile > 0) mla_str_printf(out, ", %g%% %.4g", c->o.percentile, p->percentile);
     if (p->judged)
         mla_str_printf(out, ", saturated %llu, underflowed %.3g %%", (unsigned long long)p->saturated, 100 * share(p->underflowed, p->judged));
+    if (p->wide) mla_str_put(out, ", judged in bf16");
     mla_str_put(out, "\n");
 }
 
@@ -28,7 +29,7 @@ void mla_cal_text(const mla_cal *c, mla_str *out)
     }
     const mla_cal_verdict *v = &c->verdict;
     if (!v->positions) return;
-    mla_str_printf(out, "FP8 against bf16 cache over %zu positions: KLD mean %.3g, p99 %.3g, max %.3g nat; top-1 agreement %.5f\n", v->positions,
+    mla_str_printf(out, "%s against bf16 cache over %zu positions: KLD mean %.3g, p99 %.3g, max %.3g nat; top-1 agreement %.5f\n", c->keys16 ? "fp8-keys16" : "FP8", v->positions,
                    v->kld_mean, v->kld_p99, v->kld_max, (double)v->agree / (double)v->positions);
 }
 
@@ -59,6 +60,7 @@ mla_status mla_cal_json(mla_json **doc, const mla_cal *c, mla_err *err)
     mla_jv *root = mla_json_root(*doc), *o, *layers;
     mla_jv_set_str(root, "format", MLA_KV_SCALES_FORMAT);
     mla_jv_set_str(root, "dtype", "float8_e4m3fn");
+    if (c->keys16) mla_jv_set_str(root, "cache", "fp8-keys16");
     mla_jv_set_str(root, "method", c->o.percentile > 0 ? "percentile" : "absmax");
     if (c->o.percentile > 0) mla_jv_set_f64(root, "percentile", c->o.percentile);
     mla_jv_set_f64(root, "headroom", c->o.headroom);

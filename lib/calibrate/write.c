@@ -127,6 +127,7 @@ static mla_status write_config(const mla_cal *c, const mla_model *m, mla_cal_spe
         mla_jv_set_str(b, "file", MLA_KV_SCALES_FILE);
         mla_jv_set_str(b, "sha256", hex);
         mla_jv_set_str(b, "dtype", "float8_e4m3fn");
+        if (c->keys16) mla_jv_set_str(b, "cache", "fp8-keys16");
         mla_jv_set_str(b, "spelling", c->retrofit ? "mla" : s == MLA_CAL_MODELOPT ? "modelopt" : "compressed-tensors");
         st = mla_json_write(path, root, err);
         mla_json_free(doc);

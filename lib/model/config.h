@@ -79,6 +79,7 @@ typedef struct {
     mla_retrofit_config mla;
     char *quant_method;                   /* quantization_config.quant_method, NULL when absent */
     bool weights_quantized;               /* false for a quantization_config that only describes the KV cache */
+    bool kv_keys16;                       /* mla_kv_scales.cache is fp8-keys16: what the scales were judged with */
     bool kv_scheme;                       /* a kv_cache_scheme is declared: every full-attention layer has scales */
     int eos[8];
     size_t n_eos;

@@ -181,8 +181,17 @@ void mla_config_read_mla(mla_rd *root, mla_rd *text, mla_config *c, bool retro)
     read_block(&b, c);
 }
 
+/* mla_kv_scales: only what the scales were judged with decides anything here; the rest is model/kv_scale.c. */
+static void read_cache(mla_rd *root, mla_config *c)
+{
+    const char *cache = mla_jv_str(mla_jv_get(mla_rd_obj(root, "mla_kv_scales"), "cache"));
+    c->kv_keys16 = cache != NULL;
+    if (cache && strcmp(cache, "fp8-keys16")) mla_rd_fail(root, MLA_EUNSUPPORTED, "mla_kv_scales.cache", "expected fp8-keys16, found %s", cache);
+}
+
 void mla_config_read_quant(mla_rd *root, mla_rd *text, mla_config *c)
 {
+    read_cache(root, c);
     const mla_jv *q = mla_rd_obj(root, "quantization_config");
     char where[64];
     mla_rd r = q ? *root : *text;

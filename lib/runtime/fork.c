@@ -8,7 +8,7 @@ static mla_status copy_page(mla_rt *rt, int32_t to, int32_t from, mla_err *err)
 {
     for (size_t i = 0; i < rt->n_layer; i++) {
         const rt_layer *l = &rt->layer[i];
-        size_t bytes = l->row_elems * rt->pool.page_tokens * (mla_dtype_bits(rt->o.kv_dtype) / 8);
+        size_t bytes = rt_row(rt, l).bytes * rt->pool.page_tokens;
         if (bytes) RT_TRY(RT_OP(rt, copy, mla_at_bytes(l->cache.p, (size_t)to * bytes), mla_at_bytes(l->cache.p, (size_t)from * bytes), bytes, err));
     }
     return MLA_OK;

@@ -47,7 +47,7 @@ static mla_status expand(mla_rt *rt, const rt_layer *l, const rt_piece *p, mla_m
     RT_TRY(rt_scratch(rt, RT_S_XC, S, cw, &c, err));
     RT_TRY(rt_scratch(rt, RT_S_XK, S, m->kh * m->dn, xk, err));
     if (xv) RT_TRY(rt_scratch(rt, RT_S_XV, S, m->kh * m->dv, xv, err));
-    mla_kv_read_args rd = {.from = rt_view(rt, l, p->seq, 0, m->r, l->scale.k), .y = c, .ldy = cw, .n = S, .width = cw};
+    mla_kv_read_args rd = {.from = rt_view(rt, l, p->seq, MLA_KV_FIRST, m->r), .y = c, .ldy = cw, .n = S, .width = cw};
     RT_TRY(RT_OP(rt, kv_read, &rd, err));
     for (size_t a = 0; a < m->groups; a++)
         RT_TRY(rt_linear(rt, &l->lat.key[a], (rt_rows){mla_at(*xk, a * per * m->dn), m->kh * m->dn}, (rt_rows){mla_at(c, a * m->r), cw}, S, err));
@@ -88,16 +88,16 @@ static mla_status set_keys(mla_rt *rt, const rt_layer *l, const rt_piece *p, con
         at->ldq = m->H * w;
         at->qh_stride = w;
         if (m->divs) at->qb = mla_at(a, m->r);
-        at->k = rt_view(rt, l, p->seq, 0, m->r, l->scale.k);
+        at->k = rt_view(rt, l, p->seq, MLA_KV_FIRST, m->r);
         at->kh = m->groups;
         at->dk = m->r;
     }
-    if (m->divs) at->div = rt_divisors(rt, l, p->seq), at->divh = m->divs;
+    if (m->divs) at->div = rt_view(rt, l, p->seq, MLA_KV_DIVISORS, 1), at->divh = m->divs;
     if (!m->G2 || !m->rot) return MLA_OK;
     at->q2 = qo->q2.p ? qo->q2.p : mla_at(q.p, m->q_rot);
     at->ldq2 = qo->q2.p ? qo->q2.ld : q.ld;
     at->q2h_stride = qo->q2.p ? m->rot : m->qd;
-    at->k2 = rt_view(rt, l, p->seq, m->groups * m->r, m->kr, l->scale.v);
+    at->k2 = rt_view(rt, l, p->seq, MLA_KV_SECOND, m->kr);
     at->k2h = m->G2;
     at->dk2 = m->kr;
     return MLA_OK;
@@ -114,7 +114,7 @@ mla_status rt_latent_attend(mla_rt *rt, const rt_layer *l, const rt_piece *p, rt
     RT_TRY(rt_scratch(rt, RT_S_OL, p->n, m->H * m->r, &ol, err));
     at.o = ol;
     at.ldo = m->H * m->r;
-    at.v = rt_view(rt, l, p->seq, 0, m->r, l->scale.k);
+    at.v = rt_view(rt, l, p->seq, MLA_KV_FIRST, m->r);
     at.vh = m->groups;
     at.dv = m->r;
     RT_TRY(RT_OP(rt, attention, &at, err));

@@ -8,18 +8,18 @@ mla_status rt_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t 
     return RT_OP(rt, rmsnorm, &a, err);
 }
 
-mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale)
+mla_kv_row rt_row(const mla_rt *rt, const rt_layer *l)
 {
-    return (mla_kv_view){.data = l->cache.p, .pages = s->pages, .page_tokens = rt->pool.page_tokens, .row_elems = l->row_elems,
-                         .col = col, .head_stride = head_stride, .dtype = rt->o.kv_dtype,
-                         .scale = rt->o.kv_dtype == MLA_F8_E4M3 ? scale : 1};
+    return mla_kv_row_of((mla_kv_type){rt->o.kv_dtype, rt->o.keys16}, l->width, l->kind != RT_GQA);
 }
 
-mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s)
+mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t part, size_t head_stride)
 {
-    mla_kv_view v = rt_view(rt, l, s, l->row_elems - l->dim.divs, 1, 1);
-    v.dtype = v.dtype == MLA_F32 ? MLA_F32 : v.dtype == MLA_BF16 ? MLA_F16 : MLA_U8; /* as wide as the row's other elements */
-    return v;
+    mla_kv_row r = rt_row(rt, l);
+    size_t e = mla_dtype_bits(r.dtype[part]) / 8; /* divides every place of this part */
+    return (mla_kv_view){.data = l->cache.p, .pages = s->pages, .page_tokens = rt->pool.page_tokens, .row_elems = r.bytes / e,
+                         .col = r.at[part] / e, .head_stride = head_stride, .dtype = r.dtype[part],
+                         .scale = r.dtype[part] != MLA_F8_E4M3 ? 1 : part == MLA_KV_FIRST ? l->scale.k : l->scale.v};
 }
 
 mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err)

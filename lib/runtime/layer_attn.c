@@ -77,12 +77,12 @@ static mla_status cache_and_attend(mla_rt *rt, const rt_layer *l, const rt_piece
 {
     const rt_dims *m = &l->dim;
     bool gqa = l->kind == RT_GQA;
-    mla_kv_view k = rt_view(rt, l, p->seq, 0, gqa ? m->d : m->r, l->scale.k);
-    mla_kv_view v = rt_view(rt, l, p->seq, c->w1, gqa ? m->d : m->kr, l->scale.v);
+    mla_kv_view k = rt_view(rt, l, p->seq, MLA_KV_FIRST, gqa ? m->d : m->r);
+    mla_kv_view v = rt_view(rt, l, p->seq, MLA_KV_SECOND, gqa ? m->d : m->kr);
     RT_TRY(rt_write(rt, k, c->first, p, c->w1, err));
     if (c->w2) RT_TRY(rt_write(rt, v, c->second, p, c->w2, err));
     if (m->divs) {
-        mla_divisor_args d = {.to = rt_divisors(rt, l, p->seq), .x = mla_at(c->keys.p, p->row * c->keys.ld), .ldx = c->keys.ld, .T = p->n,
+        mla_divisor_args d = {.to = rt_view(rt, l, p->seq, MLA_KV_DIVISORS, 1), .x = mla_at(c->keys.p, p->row * c->keys.ld), .ldx = c->keys.ld, .T = p->n,
                               .heads = m->divs, .d = m->d, .pos0 = p->pos, .center = l->lat.center.p, .eps = rt->cfg->rms_eps};
         RT_TRY(RT_OP(rt, divisor, &d, err));
     }
@@ -145,10 +145,11 @@ static mla_status with_fp8(const mla_tap_attn *a, mla_kv_scale s, mla_mem *o2, m
     rt_piece p = *t->p;
     if (p.pos) return mla_fail(err, MLA_EINVAL, "an FP8 trial needs a chunk from position 0, not %zu", p.pos);
     rt.o.kv_dtype = MLA_F8_E4M3;
+    rt.o.keys16 = false; /* all parts rounded: scales do not depend on what is judged */
     seq.pages = NULL;
     p.seq = &seq;
     l.scale = s;
-    mla_status st = rt_scratch(&rt, RT_S_TRIAL, p.n, l.row_elems, &l.cache.p, err);
+    mla_status st = rt_scratch(&rt, RT_S_TRIAL, p.n, rt_row(&rt, &l).bytes, &l.cache.p, err);
     rt_qo qo = {.q = t->q, .o = {o2, m->H * m->dv}};
     if (st == MLA_OK) st = cache_and_attend(&rt, &l, &p, t->c, qo, err);
     memcpy(t->rt->scratch, rt.scratch, sizeof rt.scratch); /* scratch may have grown */

@@ -45,8 +45,8 @@ mla_status rt_ds(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err 
     RT_TRY(rt_code(rt, l, kr, (mla_kv_rows){.part = 1, .rows = b->rows, .width = m->rot, .head = m->rot}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), c, p, m->r, err));
-        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v), kr, p, m->rot, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, MLA_KV_FIRST, m->r), c, p, m->r, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, MLA_KV_SECOND, m->rot), kr, p, m->rot, err));
         rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }

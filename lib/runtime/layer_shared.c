@@ -39,8 +39,8 @@ mla_status rt_shared(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_
     RT_TRY(rt_code(rt, l, z, (mla_kv_rows){.part = 1, .rows = T, .width = z.ld, .head = z.ld}, err));
     for (size_t i = 0; i < b->n; i++) {
         const rt_piece *p = &b->piece[i];
-        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, 0, m->r, l->scale.k), c, p, m->r, err));
-        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, m->r, m->rot, l->scale.v), z, p, m->rot, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, MLA_KV_FIRST, m->r), c, p, m->r, err));
+        RT_TRY(rt_write(rt, rt_view(rt, l, p->seq, MLA_KV_SECOND, m->rot), z, p, m->rot, err));
         rt_qo qo = {.q = {mla_at(q.p, p->row * q.ld), q.ld}, .o = {mla_at(o.p, p->row * o.ld), o.ld}, .q2 = {mla_at(q2.p, p->row * q2.ld), q2.ld}};
         RT_TRY(rt_latent_attend(rt, l, p, qo, err));
     }

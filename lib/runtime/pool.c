@@ -20,9 +20,9 @@ static mla_status grow_layer(mla_rt *rt, rt_layer *l, size_t from, size_t to, ml
 {
     size_t page, bytes; /* bytes of one page in this layer */
     rt_buf b;
-    if (!l->row_elems) return MLA_OK;
-    if (!mla_mul(&page, l->row_elems, rt->pool.page_tokens) || !mla_mul(&page, page, mla_dtype_bits(rt->o.kv_dtype) / 8) ||
-        !mla_mul(&bytes, page, to))
+    mla_kv_row row = rt_row(rt, l);
+    if (!row.bytes) return MLA_OK;
+    if (!mla_mul(&page, row.bytes, rt->pool.page_tokens) || !mla_mul(&bytes, page, to))
         return mla_fail(err, MLA_ENOMEM, "KV cache of %zu pages does not fit the address space", to);
     RT_TRY(rt_buf_new(rt, &b, to, page, err));
     mla_status st = MLA_OK;

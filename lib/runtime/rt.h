@@ -7,6 +7,7 @@
 #define MLA_RUNTIME_RT_H
 #include "model/shared.h"
 #include "runtime/runtime.h"
+#include "tensor/kv_row.h"
 
 #define RT_TRY(e)                         \
     do {                                  \
@@ -78,8 +79,8 @@ typedef struct {
     mla_factors f;           /* host copy; layout NONE: the layer caches keys and values */
     mla_shared sh;           /* host copy of shared-rotary factors, instead of f; r == 0: none */
     mla_kv_scale scale;
-    size_t row_elems;        /* cached values per token; 0 for the delta net */
-    rt_buf cache;            /* (pool slots, row_elems) of the cache dtype */
+    size_t width[MLA_KV_PARTS]; /* cached values per token of every part; 0 for the delta net */
+    rt_buf cache;            /* (pool slots) rows of rt_row */
 } rt_layer;
 
 typedef enum { /* scratch buffers by what they hold; they grow and are reused by every layer */
@@ -240,10 +241,11 @@ MLA_CHECKED mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io 
 MLA_CHECKED mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err);
 /* Fires `point` for every piece with its slice of data (rows, width). */
 MLA_CHECKED mla_status rt_tap(mla_rt *rt, const rt_block *b, mla_tap_point point, size_t layer, rt_rows data, size_t width, mla_err *err);
-/* View of `heads` heads of width w each, from element col of layer l's cached rows of sequence s. */
-mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t col, size_t head_stride, float scale);
-/* View of layer l's divisors: the last `divs` elements of a row, f32 in f32 caches, f16 in bf16 ones, log2 codes in FP8. */
-mla_kv_view rt_divisors(const mla_rt *rt, const rt_layer *l, const mla_seq *s);
+/* A token's row in layer l's cache; bytes 0: it caches nothing per token. */
+mla_kv_row rt_row(const mla_rt *rt, const rt_layer *l);
+/* View of a part of layer l's cached rows of sequence s, heads head_stride elements apart, with its scale in FP8. Divisors are f32 in
+ * f32 caches, f16 in bf16 ones, log2 codes in FP8. */
+mla_kv_view rt_view(const mla_rt *rt, const rt_layer *l, const mla_seq *s, size_t part, size_t head_stride);
 
 /* piece.c. Turns `n` heads of every row of x, `stride` elements apart, in their first `rot` dims, each by its token's position. */
 typedef struct {

@@ -63,6 +63,8 @@ mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const 
 {
     *out = NULL;
     RT_TRY(check_opts(m, o, err));
+    if (o->keys16 && !be->ops->mixed_rows)
+        return mla_fail(err, MLA_EUNSUPPORTED, "fp8-keys16: the %s backend has no cache rows of two element types", be->ops->name);
     mla_rt *rt = mla_alloc(1, sizeof *rt, 1);
     if (!rt) return mla_fail(err, MLA_ENOMEM, "runtime");
     rt->model = m;
@@ -103,7 +105,8 @@ static mla_status share_layers(mla_rt *rt, const mla_rt *of, mla_err *err)
             l->f = (mla_factors){0};
             l->sh.E = NULL; /* the sizes stay, the host copy is the other's */
         } else {
-            *l = (rt_layer){.index = from->index, .kind = from->kind, .dim = from->dim, .scale = from->scale, .row_elems = from->row_elems};
+            *l = (rt_layer){.index = from->index, .kind = from->kind, .dim = from->dim, .scale = from->scale};
+            memcpy(l->width, from->width, sizeof l->width);
             if (from->f.layout != MLA_LAYOUT_NONE) RT_TRY(copy_factors(&l->f, &from->f, err));
             if (from->sh.r) RT_TRY(mla_shared_copy(&l->sh, &from->sh, err));
         }
@@ -199,13 +202,14 @@ mla_layout mla_rt_layout(const mla_rt *rt, size_t layer)
                                                             : MLA_LAYOUT_NONE;
     return MLA_LAYOUT_NONE;
 }
+bool mla_rt_keys16(const mla_rt *rt) { return rt->o.keys16; }
 size_t mla_rt_peak_bytes(const mla_rt *rt) { return rt->peak; }
 
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt)
 {
     size_t n = 0;
-    for (size_t i = 0; i < rt->n_layer; i++) n += rt->layer[i].row_elems;
-    return n * (mla_dtype_bits(rt->o.kv_dtype) / 8);
+    for (size_t i = 0; i < rt->n_layer; i++) n += rt_row(rt, &rt->layer[i]).bytes;
+    return n;
 }
 
 static mla_status check_factors(const mla_rt *rt, const rt_layer *l, const mla_factors *f, mla_err *err)
@@ -300,7 +304,7 @@ mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err
     rt_layer *l;
     char text[32];
     RT_TRY(rt_layer_find(rt, layer, &l, err));
-    if (!l->row_elems) return mla_fail(err, MLA_EINVAL, "%s caches nothing per token", rt_layer_text(l, text));
+    if (!rt_row(rt, l).bytes) return mla_fail(err, MLA_EINVAL, "%s caches nothing per token", rt_layer_text(l, text));
     if (s.present && !(isfinite(s.k) && s.k > 0 && isfinite(s.v) && s.v > 0))
         return mla_fail(err, MLA_EINVAL, "%s: KV scales %g and %g, expected finite and positive", rt_layer_text(l, text), (double)s.k, (double)s.v);
     l->scale = s;

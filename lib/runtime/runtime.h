@@ -21,6 +21,8 @@ typedef struct mla_seq mla_seq;
 typedef struct {
     mla_precision precision;   /* MLA_PREC_F32 = reference path */
     mla_dtype kv_dtype;        /* MLA_F32 (reference), MLA_BF16, MLA_F8_E4M3 */
+    bool keys16;               /* an FP8 cache, of this runtime or of one that shares its weights, keeps rotary keys (or keys beside
+                                  values) in bf16: tensor/kv_row.h. CPU only */
     size_t page_tokens;        /* 0 = 64 */
     size_t gdn_chunk;          /* 0 = recurrent everywhere; 64 = chunked form for T > 1 */
     bool stream_layers;        /* hold one layer's weights at a time; two on a device that queues, which loads one while it computes */
@@ -56,6 +58,7 @@ MLA_CHECKED mla_status mla_rt_set_shared(mla_rt *rt, size_t layer, const mla_sha
 MLA_CHECKED mla_status mla_rt_set_kv_scale(mla_rt *rt, size_t layer, mla_kv_scale s, mla_err *err);
 /* KV bytes per token over all layers (the MTP head's too when opened with it), with the current factors and dtype. */
 size_t mla_rt_kv_bytes_per_token(const mla_rt *rt);
+bool mla_rt_keys16(const mla_rt *rt);
 size_t mla_rt_peak_bytes(const mla_rt *rt); /* device bytes held at most, weights included */
 
 /* Rows about to be cached: one part of one layer, copied to the host, dense. */

@@ -29,7 +29,7 @@ static mla_status check_scales(const mla_rt *rt, mla_err *err)
     char text[32];
     if (rt->o.kv_dtype != MLA_F8_E4M3) return MLA_OK;
     for (size_t i = 0; i < rt->n_layer; i++)
-        if (rt->layer[i].row_elems && !rt->layer[i].scale.present)
+        if (rt_row(rt, &rt->layer[i]).bytes && !rt->layer[i].scale.present)
             return mla_fail(err, MLA_EINVAL, "%s: an FP8 KV cache needs scales, and none are stored or set for it",
                             rt_layer_text(&rt->layer[i], text));
     return MLA_OK;

@@ -1,6 +1,7 @@
 /* A layer's weights, read from the model into the device and dropped again. Resident mode loads every layer once;
  * streaming mode calls the same functions around each layer's work. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "runtime/rt.h"
@@ -38,7 +39,7 @@ mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
     bool mtp = l->index >= MLA_MTP(0);
     if (!mtp && c->layer_kind[l->index] == MLA_LAYER_LINEAR) {
         l->kind = RT_GDN;
-        l->row_elems = 0;
+        memset(l->width, 0, sizeof l->width);
         return MLA_OK;
     }
     const mla_factors *f = &l->f;
@@ -66,7 +67,10 @@ mla_status rt_layer_dims(const mla_rt *rt, rt_layer *l, mla_err *err)
     }
     rt_dims *m = &l->dim;
     m->scale = (float)mla_config_attn_scale(c);
-    l->row_elems = l->kind == RT_GQA ? 2 * m->G * m->d : m->groups * m->r + m->G2 * m->kr + m->divs;
+    bool gqa = l->kind == RT_GQA;
+    l->width[MLA_KV_FIRST] = gqa ? m->G * m->d : m->groups * m->r;
+    l->width[MLA_KV_SECOND] = gqa ? m->G * m->d : m->G2 * m->kr;
+    l->width[MLA_KV_DIVISORS] = m->divs;
     if (m->G == 0 || m->H % m->G || (l->kind != RT_GQA && (m->groups == 0 || m->G % m->groups || m->r == 0)))
         return mla_fail(err, MLA_EINVAL, "layer %zu: %zu query heads, %zu KV heads, %zu groups, rank %zu do not fit together",
                         l->index, m->H, m->G, m->groups, m->r);

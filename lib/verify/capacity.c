@@ -6,14 +6,20 @@
 
 uint64_t mla_slot_limit(size_t row) { return ((uint64_t)1 << 31) / row; }
 
-static double dtype_bytes(mla_dtype t) { return (double)mla_dtype_bits(t) / 8; }
+typedef struct { /* what a layer caches per token */
+    size_t width[MLA_KV_PARTS];
+    bool latent;
+} cached;
 
-/* Values of keys and values that the base caches per token and layer. */
-static double base_values(const mla_config *c)
+static cached base_row(const mla_config *c)
 {
-    if (c->family == MLA_FAM_DEEPSEEK) return (double)(c->kv_lora_rank + c->qk_rope_dim);
-    return 2.0 * (double)c->kv_heads * (double)c->head_dim;
+    if (c->family == MLA_FAM_DEEPSEEK) return (cached){{c->kv_lora_rank, c->qk_rope_dim, 0}, true};
+    return (cached){{c->kv_heads * c->head_dim, c->kv_heads * c->head_dim, 0}, false};
 }
+
+static size_t values_of(cached r) { return r.width[MLA_KV_FIRST] + r.width[MLA_KV_SECOND] + r.width[MLA_KV_DIVISORS]; }
+static double base_values(const mla_config *c) { return (double)values_of(base_row(c)); }
+static double row_bytes(mla_kv_type t, cached r) { return (double)mla_kv_row_of(t, r.width, r.latent).bytes; }
 
 /* The what-if's latent width per layer, 0 when the model is taken as it is. */
 static mla_status what_if_rank(const mla_capacity_model *m, size_t *rank, size_t *rotary, mla_err *err)
@@ -49,21 +55,19 @@ static void size_caches(mla_capacity *o, const mla_capacity_model *m, size_t ran
     size_t full = 0;
     for (size_t l = 0; l < c->layers; l++) {
         if (c->layer_kind[l] != MLA_LAYER_FULL) continue;
-        double values = base_values(c);
-        size_t row = c->family == MLA_FAM_DEEPSEEK ? (size_t)values : c->kv_heads * c->head_dim;
+        cached r = base_row(c);
         if (rank) {
-            row = rank + rotary;
-            values = (double)row;
+            r = (cached){{rank, rotary, 0}, true};
             o->weight_bytes += factor_bytes(c, rank);
         } else if (c->mla.layout != MLA_LAYOUT_NONE) {
-            row = c->mla.rank[l] + mla_config_rotary_values(c, l) + mla_layout_divisors(c, c->mla.layout);
-            values = (double)row;
+            r = (cached){{c->mla.rank[l], mla_config_rotary_values(c, l), mla_layout_divisors(c, c->mla.layout)}, true};
         }
-        o->kv_bytes_per_token += values * dtype_bytes(m->kv_dtype);
+        size_t row = r.latent ? values_of(r) : r.width[MLA_KV_FIRST];
+        o->kv_bytes_per_token += row_bytes(m->kv, r);
         if (row > o->row_values) o->row_values = row;
         full++;
     }
-    if (m->mtp) o->kv_bytes_per_token += (double)c->mtp_layers * base_values(c) * dtype_bytes(m->kv_dtype);
+    if (m->mtp) o->kv_bytes_per_token += (double)c->mtp_layers * row_bytes(m->kv, base_row(c));
     double linear = (double)(c->layers - full);
     double conv = (double)(2 * c->lin_k_heads * c->lin_k_dim + c->lin_v_heads * c->lin_v_dim) * (c->lin_conv ? (double)(c->lin_conv - 1) : 0);
     o->state_bytes_per_sequence = linear * 4 * ((double)c->lin_v_heads * (double)c->lin_k_dim * (double)c->lin_v_dim + conv);

@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "tensor/dtype.h"
+#include "tensor/kv_row.h"
 
 #define MLA_CAPACITY_SCHEMA "mla-capacity/1"
 #define MLA_GPU_UTILISATION 0.94
@@ -21,7 +21,7 @@
 
 typedef struct {
     const mla_config *cfg;
-    mla_dtype kv_dtype;   /* MLA_F32, MLA_BF16, MLA_F8_E4M3 */
+    mla_kv_type kv;       /* what the caches hold */
     double keep;          /* > 0: as if retrofitted to this fraction of the base's KV values per token */
     size_t rank;          /* > 0: as if retrofitted to this rank (latent values over all groups) per layer */
     double weight_bytes;  /* of the model as it is; factors of a what-if are added */

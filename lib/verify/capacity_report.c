@@ -6,14 +6,12 @@
 #include "verify/capacity.h"
 #include "verify/report.h"
 
-static const char *kv_name(mla_dtype t) { return t == MLA_F8_E4M3 ? "fp8" : t == MLA_BF16 ? "bf16" : "f32"; }
-
 static double two_decimals(double x) { return round(x * 100) / 100; }
 
-static void put_figures(mla_jv *o, const mla_capacity *c, mla_dtype kv)
+static void put_figures(mla_jv *o, const mla_capacity *c, mla_kv_type kv)
 {
     mla_jv_set_str(o, "layout", c->layout == MLA_LAYOUT_NONE ? "base" : mla_layout_name(c->layout));
-    mla_jv_set_str(o, "kv_dtype", kv_name(kv));
+    mla_jv_set_str(o, "kv_dtype", mla_kv_type_name(kv));
     mla_jv_set_f64(o, "kv_bytes_per_token", c->kv_bytes_per_token);
     mla_jv_set_f64(o, "kv_bytes_per_sequence", c->kv_bytes_per_sequence);
     mla_jv_set_f64(o, "state_bytes_per_sequence", c->state_bytes_per_sequence);
@@ -47,9 +45,9 @@ static size_t list_scenarios(scenario *s, const mla_capacity_query *q)
     n++;
     if (!latent && !asked) m.keep = 0.5;
     for (size_t i = 0; i < 2; i++, n++) {
-        m.kv_dtype = i ? MLA_F8_E4M3 : MLA_BF16;
+        m.kv = (mla_kv_type){i ? MLA_F8_E4M3 : MLA_BF16, i && m.kv.keys16};
         s[n].m = m;
-        (void)snprintf(s[n].name, sizeof s[n].name, "%s, %s KV", what, kv_name(m.kv_dtype));
+        (void)snprintf(s[n].name, sizeof s[n].name, "%s, %s KV", what, mla_kv_type_name(m.kv));
     }
     for (size_t i = 0; i < 3 && q->params > 0; i++, n++) {
         m.weight_bytes = q->params * mla_weight_bits(KIND[i]) / 8;
@@ -67,7 +65,7 @@ static mla_status put_scenarios(mla_jv *doc, const scenario *s, size_t n, const 
         if (mla_capacity_of(&c, &s[i].m, g, err) != MLA_OK) return mla_wrap(err, "%s", s[i].name);
         mla_jv *o = mla_jv_add_obj(list);
         mla_jv_set_str(o, "name", s[i].name);
-        put_figures(o, &c, s[i].m.kv_dtype);
+        put_figures(o, &c, s[i].m.kv);
     }
     return MLA_OK;
 }
@@ -106,7 +104,7 @@ mla_status mla_capacity_report(mla_json **out, const mla_capacity_query *q, mla_
     mla_jv_set_f64(a, "reserve_bytes", q->machine.reserve);
     mla_jv_set_size(a, "context", q->machine.context);
     mla_jv_set_str(a, "weights", q->weight_source);
-    put_figures(doc, &c, q->model.kv_dtype);
+    put_figures(doc, &c, q->model.kv);
     scenario s[SCENARIOS];
     size_t n = list_scenarios(s, q);
     st = put_scenarios(doc, s, n, &q->machine, err);

@@ -201,16 +201,18 @@ static mla_status read_corpus(mla_gate *g, mla_err *err)
     return MLA_OK;
 }
 
-mla_dtype mla_gate_dtype(const char *name)
+mla_kv_type mla_gate_kv(const char *name)
 {
-    return !strcmp(name, "fp8") ? MLA_F8_E4M3 : !strcmp(name, "bf16") ? MLA_BF16 : MLA_F32;
+    mla_kv_type t = {MLA_F32, false};
+    (void)mla_kv_type_parse(name, &t); /* the policy was checked */
+    return t;
 }
 
 /* On the second backend one layer's weights are held at a time: it is there to compare, not to be quick. */
 mla_status mla_gate_open_runtime(mla_rt **rt, const mla_gate *g, const mla_model *m, const char *kv, bool mtp, mla_backend *be, mla_err *err)
 {
     bool fast = !strcmp(g->p->precision, "fast");
-    mla_rt_opts o = {.precision = fast ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = mla_gate_dtype(kv), .gdn_chunk = fast ? 64 : 0, .mtp = mtp,
+    mla_rt_opts o = {.precision = fast ? MLA_PREC_BF16 : MLA_PREC_F32, .kv_dtype = mla_gate_kv(kv).dtype, .keys16 = mla_gate_kv(kv).keys16, .gdn_chunk = fast ? 64 : 0, .mtp = mtp,
                      .stream_layers = be != g->in->be, .log = g->in->log};
     return mla_rt_open(rt, m, be, &o, err);
 }

@@ -7,9 +7,10 @@
 static mla_status figures(mla_capacity *out, const mla_gate *g, const mla_model *m, const char *kv, mla_err *err)
 {
     const mla_config *c = mla_model_config(m);
-    mla_capacity_model what = {.cfg = c, .kv_dtype = !strcmp(kv, "fp8") ? MLA_F8_E4M3 : MLA_BF16, .weight_bytes = (double)mla_model_stored_bytes(m)};
+    mla_capacity_model what = {.cfg = c, .kv = mla_gate_kv(kv), .weight_bytes = (double)mla_model_stored_bytes(m)};
     mla_capacity_machine on = {.gpu_bytes = isnan(g->p->gpu_memory) ? 1e15 : g->p->gpu_memory, .utilisation = MLA_GPU_UTILISATION,
                                .reserve = MLA_GPU_RESERVE, .context = g->p->context_tokens ? g->p->context_tokens : c->max_pos};
+    if (what.kv.dtype == MLA_F32) what.kv.dtype = MLA_BF16; /* the reference cache stands for the bf16 one of an engine */
     return mla_capacity_of(out, &what, &on, err);
 }
 

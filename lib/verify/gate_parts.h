@@ -7,6 +7,7 @@
 #include "model/model.h"
 #include "runtime/runtime.h"
 #include "text/corpus.h"
+#include "tensor/kv_row.h"
 #include "verify/gate.h"
 #include "verify/identity.h"
 #include "verify/reference.h"
@@ -53,6 +54,6 @@ void mla_gate_parity(mla_gate *g);
 void mla_gate_layers(mla_gate *g);
 void mla_gate_paths(mla_gate *g);
 void mla_gate_mtp(mla_gate *g);
-mla_dtype mla_gate_dtype(const char *name);
+mla_kv_type mla_gate_kv(const char *name);
 mla_status mla_gate_open_runtime(mla_rt **rt, const mla_gate *g, const mla_model *m, const char *kv, bool mtp, mla_backend *be, mla_err *err);
 #endif

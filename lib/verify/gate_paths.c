@@ -99,7 +99,7 @@ void mla_gate_paths(mla_gate *g)
     mla_path_source from = {.ref = &g->ref, .corpus = g->corpus.ids.id, .n_corpus = g->corpus.ids.n, .cases = g->p->path_cases, .tokens = g->p->path_tokens};
     mla_status st = text ? mla_paths_texts(text, &n, &buffer, &from, &why) : mla_fail(&why, MLA_ENOMEM, "%zu texts", g->p->path_cases);
     for (size_t i = 0; i < g->p->n_check; i++) name[i] = g->p->check[i];
-    mla_paths_opts o = {.rt = g->rt, .other = g->other_rt, .be = g->in->be, .kv_dtype = mla_gate_dtype(g->p->kv_dtype), .text = text, .n_text = n,
+    mla_paths_opts o = {.rt = g->rt, .other = g->other_rt, .be = g->in->be, .kv = mla_gate_kv(g->p->kv_dtype), .text = text, .n_text = n,
                         .near_tie = g->p->near_tie, .max_logprob = g->p->max_first_logprob,
                         .max_change = isnan(g->p->max_change) ? MLA_PATHS_CHANGE(fast) : g->p->max_change, .max_fp8_kld = g->p->max_fp8_kld,
                         .max_split_error = fast ? 0.02 : 1e-4, .log = g->in->log};

@@ -53,5 +53,6 @@ void mla_inspect_config(mla_jv *doc, const mla_config *c)
     if (c->kv_lora_rank) mla_jv_set_size(o, "kv_lora_rank", c->kv_lora_rank);
     if (c->quant_method) mla_jv_set_str(o, "quant_method", c->quant_method);
     mla_jv_set_bool(o, "kv_scheme", c->kv_scheme);
+    if (c->kv_keys16) mla_jv_set_str(o, "kv_cache", "fp8-keys16");
     if (c->mla.layout != MLA_LAYOUT_NONE) put_retrofit(o, c);
 }

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "io/json.h"
 #include "runtime/runtime.h"
+#include "tensor/kv_row.h"
 #include "verify/reference.h"
 #include "verify/stats.h"
 
@@ -27,7 +28,7 @@ typedef struct {
     mla_rt *rt;         /* opened without the MTP head, so that continued sequences share their full pages */
     mla_rt *other;      /* the same model on another thread count; NULL: "threads" is not judged */
     mla_backend *be;    /* of rt */
-    mla_dtype kv_dtype; /* of rt */
+    mla_kv_type kv; /* of rt */
     size_t page;        /* tokens per page of rt's cache; 0: 64 */
     const mla_path_text *text;
     size_t n_text;

@@ -61,15 +61,16 @@ static void softmax(double *x, size_t n)
 }
 
 /* A rank's own cached rows, (T, r + per rot), written into a paged cache of its own and read back. */
-static mla_status rank_cache(const split *x, const mla_factors *f, size_t a, mla_kv_scale s, mla_dtype kv, float *rows, mla_err *err)
+static mla_status rank_cache(const split *x, const mla_factors *f, size_t a, mla_kv_scale s, mla_kv_type kv, float *rows, mla_err *err)
 {
     const dims *m = &x->m;
     const mla_backend_ops *ops = x->be->ops;
     size_t per = m->G / m->groups, w1 = f->r, w2 = per * m->rot, w = w1 + w2, slots = (m->T + PAGE - 1) / PAGE * PAGE;
+    mla_kv_row row = mla_kv_row_of(kv, (const size_t[MLA_KV_PARTS]){w1, w2, 0}, true);
     int32_t page[TOKENS / PAGE + 1];
     for (size_t i = 0; i < slots / PAGE; i++) page[i] = (int32_t)(slots / PAGE - 1 - i); /* back to front */
     mla_mem *cache = NULL, *in = NULL;
-    mla_status st = ops->alloc(x->be, &cache, slots * w * mla_dtype_bits(kv) / 8, err);
+    mla_status st = ops->alloc(x->be, &cache, slots * row.bytes, err);
     if (st == MLA_OK) st = ops->alloc(x->be, &in, m->T * w * 4, err);
     for (size_t t = 0; t < m->T; t++) {
         memcpy(rows + t * w, x->t.latent + (t * m->groups + a) * m->r, w1 * 4);
@@ -77,8 +78,10 @@ static mla_status rank_cache(const split *x, const mla_factors *f, size_t a, mla
     }
     if (st == MLA_OK) st = ops->upload(x->be, in, rows, m->T * w * 4, err);
     for (size_t part = 0; part < 2 && st == MLA_OK; part++) {
-        mla_kv_view view = {.data = cache, .pages = page, .page_tokens = PAGE, .row_elems = w, .col = part ? w1 : 0, .dtype = kv,
-                            .scale = kv == MLA_F8_E4M3 ? (part ? s.v : s.k) : 1};
+        mla_dtype t = row.dtype[part];
+        size_t e = mla_dtype_bits(t) / 8;
+        mla_kv_view view = {.data = cache, .pages = page, .page_tokens = PAGE, .row_elems = row.bytes / e, .col = row.at[part] / e, .dtype = t,
+                            .scale = t == MLA_F8_E4M3 ? (part ? s.v : s.k) : 1};
         size_t width = part ? w2 : w1;
         mla_kv_write_args wr = {.to = view, .x = mla_at(in, part ? w1 : 0), .ldx = w, .T = m->T, .width = width};
         mla_kv_read_args rd = {.from = view, .y = mla_at(in, part ? w1 : 0), .ldy = w, .n = m->T, .width = width};
@@ -122,7 +125,7 @@ static void head_output(const split *x, const mla_factors *f, size_t t, size_t h
 }
 
 /* sum (T, D) += o_proj of this rank's heads. */
-static mla_status rank_part(split *x, const mla_factors *f, size_t a, const mla_kv_scale *s, mla_dtype kv, const float *wo, double *sum, mla_err *err)
+static mla_status rank_part(split *x, const mla_factors *f, size_t a, const mla_kv_scale *s, mla_kv_type kv, const float *wo, double *sum, mla_err *err)
 {
     const dims *m = &x->m;
     size_t hr = m->H / m->groups, w = f->r + m->G / m->groups * m->rot;
@@ -140,7 +143,7 @@ static mla_status rank_part(split *x, const mla_factors *f, size_t a, const mla_
     return st;
 }
 
-static mla_status judge_layer(split *x, size_t layer, mla_dtype kv, mla_err *err)
+static mla_status judge_layer(split *x, size_t layer, mla_kv_type kv, mla_err *err)
 {
     const dims *m = &x->m;
     const mla_model *model = mla_rt_model(x->rt);
@@ -188,7 +191,7 @@ static mla_status keep_attn(split *x, const mla_tap *t, mla_err *err)
 
 typedef struct {
     split *x;
-    mla_dtype kv;
+    mla_kv_type kv;
     bool latent; /* the layer in progress has one */
 } tap_ctx;
 
@@ -213,7 +216,7 @@ static mla_status on_tap(void *ctx, const mla_tap *t, mla_err *err)
 }
 
 /* Runs one text with taps; every full-attention layer is judged as it passes. */
-static mla_status run_layers(split *x, const mla_path_text *text, mla_dtype kv, mla_err *err)
+static mla_status run_layers(split *x, const mla_path_text *text, mla_kv_type kv, mla_err *err)
 {
     dims *m = &x->m;
     size_t most = m->groups * m->n;
@@ -250,7 +253,7 @@ mla_status mla_path_split(mla_paths *p, mla_err *err)
     split x = {.rt = p->o->rt, .be = p->o->be, .m = {.T = text->n < TOKENS ? text->n : TOKENS, .D = c->hidden, .H = c->heads, .G = c->kv_heads,
                .d = c->head_dim, .rot = c->rope.rot, .dn = c->head_dim - c->rope.rot, .groups = c->mla.groups, .scale = mla_config_attn_scale(c)}};
     mla_status st = mla_factors_dims(c, c->mla.layout, c->mla.groups, &x.m.n, err);
-    if (st == MLA_OK) st = run_layers(&x, text, p->o->kv_dtype, err);
+    if (st == MLA_OK) st = run_layers(&x, text, p->o->kv, err);
     if (st != MLA_OK) return st;
     bool ok = x.layers && x.worst <= p->o->max_split_error;
     mla_jv *g = mla_doc_gate(p->gates, "split", ok ? MLA_PASS : MLA_FAIL,

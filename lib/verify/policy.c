@@ -1,4 +1,5 @@
 /* Reading a policy: one table of fields, strict. */
+#include "tensor/kv_row.h"
 #include "verify/policy.h"
 
 #include <math.h>
@@ -29,8 +30,8 @@ typedef struct {
 #define SIZE_ROOM(m) sizeof(((mla_policy *)0)->m)
 
 static const field FIELDS[] = {
-    {"run", "kv_dtype", CHOICE, AT(kv_dtype), 0, 0, "f32|bf16|fp8", SIZE_ROOM(kv_dtype)},
-    {"run", "against_kv_dtype", CHOICE, AT(against_kv_dtype), 0, 0, "f32|bf16|fp8", SIZE_ROOM(against_kv_dtype)},
+    {"run", "kv_dtype", CHOICE, AT(kv_dtype), 0, 0, MLA_KV_TYPES, SIZE_ROOM(kv_dtype)},
+    {"run", "against_kv_dtype", CHOICE, AT(against_kv_dtype), 0, 0, MLA_KV_TYPES, SIZE_ROOM(against_kv_dtype)},
     {"run", "precision", CHOICE, AT(precision), 0, 0, "reference|fast", SIZE_ROOM(precision)},
     {"receipts", "values", BOOL, AT(values), 0, 0, NULL, 0},
     {"receipts", "base", BOOL, AT(base), 0, 0, NULL, 0},

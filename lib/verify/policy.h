@@ -26,7 +26,7 @@ typedef struct {
     char name[64], sha256[65]; /* of the policy's text */
     bool receipts, scales, selfcheck, parity, paths, mtp, capacity, layers; /* sections that stand there */
 
-    char kv_dtype[8], precision[16], against_kv_dtype[8]; /* run */
+    char kv_dtype[16], precision[16], against_kv_dtype[16]; /* run */
 
     bool values;          /* receipts: decode every weight */
     bool base;            /* receipts: --against is the base that the receipt names */

@@ -46,6 +46,9 @@ void mla_receipts_side_file(mla_findings *f, const mla_model *m, const char *dir
     const mla_config *c = mla_model_config(m);
     if (path && mla_path_exists(path)) {
         if (mla_json_read(&d, path, SIDE_MAX, &why) != MLA_OK) mla_findings_add(f, "%s", why.msg);
+        const char *cache = d ? mla_jv_str(mla_jv_get(mla_json_root(d), "cache")) : NULL;
+        if (d && (cache && !strcmp(cache, "fp8-keys16")) != c->kv_keys16)
+            mla_findings_add(f, "%s was judged with a cache of %s, config.json says %s", SIDE_FILE, cache ? cache : "fp8", c->kv_keys16 ? "fp8-keys16" : "fp8");
         const mla_jv *layers = d ? mla_jv_get(mla_json_root(d), "layers") : NULL;
         for (size_t l = 0; layers && l < c->layers; l++) {
             (void)snprintf(name, sizeof name, "%zu", l);

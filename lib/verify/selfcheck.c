@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "tensor/bound.h"
 #include "tensor/fp.h"
+#include "tensor/kv_row.h"
 
 #define BLOCKS 4
 #define TAIL 7 /* tokens of the last block: not full */
@@ -17,9 +18,11 @@
 /* A row of the cache: parts side by side. GQA keeps keys and values in two pools with the same table. */
 typedef struct {
     size_t S, T, H, row;            /* cached tokens, queries, heads, values per row */
+    size_t width[2];                /* of the two parts; two pools: of a row in each */
+    mla_kv_row store;               /* of pool 0 */
     size_t dk, dk2, dv;             /* per head */
     size_t kh, k2h, vh;
-    size_t k_stride, k2_stride, v_stride, k2_col;
+    size_t k_stride, k2_stride, v_stride;
     bool two_pools;
     float kv_scale;
 } dims;
@@ -40,6 +43,7 @@ static dims dims_of(const mla_selfcheck_shape *s, const mla_selfcheck_case *c)
     if (s->dim) {
         d.two_pools = true;
         d.row = s->kv_heads * s->dim;
+        d.width[0] = d.width[1] = d.row;
         d.dk = d.dv = d.k_stride = d.v_stride = s->dim;
         d.kh = d.vh = s->kv_heads;
         return d;
@@ -51,7 +55,9 @@ static dims dims_of(const mla_selfcheck_shape *s, const mla_selfcheck_case *c)
     d.dk2 = s->rot;
     d.k2h = s->rot ? s->kv_heads : 1;
     d.k2_stride = s->kv_heads > 1 ? s->rot : 0;
-    d.k2_col = s->rank;
+    d.width[0] = s->rank;
+    d.width[1] = s->kv_heads * s->rot;
+    d.store = mla_kv_row_of((mla_kv_type){c->dtype, c->keys16}, (const size_t[MLA_KV_PARTS]){d.width[0], d.width[1], 0}, true);
     return d;
 }
 
@@ -70,10 +76,14 @@ static void draw(float *x, size_t n, uint64_t stream)
     for (size_t i = 0; i < n; i++) x[i] = (float)mla_rng_normal(SEED + stream, i);
 }
 
-static mla_kv_view view(const work *w, const dims *d, const mla_selfcheck_case *c, size_t pool, size_t col, size_t stride)
+/* Part 0 or 1 of the cache: in two pools, or side by side in one. */
+static mla_kv_view view(const work *w, const dims *d, const mla_selfcheck_case *c, size_t part, size_t stride)
 {
-    return (mla_kv_view){.data = w->pool[pool], .pages = w->pages, .page_tokens = c->page, .row_elems = d->row, .col = col,
-                         .head_stride = stride, .dtype = c->dtype, .scale = d->kv_scale};
+    mla_dtype t = d->two_pools ? (c->keys16 && !part ? MLA_BF16 : c->dtype) : d->store.dtype[part];
+    size_t e = mla_dtype_bits(t) / 8;
+    return (mla_kv_view){.data = w->pool[d->two_pools ? part : 0], .pages = w->pages, .page_tokens = c->page,
+                         .row_elems = d->two_pools ? d->row : d->store.bytes / e, .col = d->two_pools ? 0 : d->store.at[part] / e,
+                         .head_stride = stride, .dtype = t, .scale = t == MLA_F8_E4M3 ? d->kv_scale : 1};
 }
 
 /* Blocks: the first, a middle one, the last, the second. far: the last block begins beyond 2^31 / row. Memory is touched where tokens lie. */
@@ -92,9 +102,10 @@ static mla_status place(work *w, const dims *d, const mla_selfcheck_case *c, mla
     r->row_values = d->row;
     r->pool_slots = slots;
     r->farthest_slot = slots - 1;
-    if (!mla_mul(&bytes, slots, d->row) || !mla_mul(&bytes, bytes, mla_dtype_bits(c->dtype) / 8))
-        return mla_fail(err, MLA_ENOMEM, "pool of %zu slots", slots);
     for (size_t i = 0; i < (d->two_pools ? 2u : 1u); i++) {
+        mla_kv_view v = view(w, d, c, i, 0);
+        if (!mla_mul(&bytes, slots, v.row_elems) || !mla_mul(&bytes, bytes, mla_dtype_bits(v.dtype) / 8))
+            return mla_fail(err, MLA_ENOMEM, "pool of %zu slots", slots);
         mla_status st = w->be->ops->alloc(w->be, &w->pool[i], bytes, err);
         if (st != MLA_OK) return st;
     }
@@ -133,24 +144,32 @@ static mla_status make_device(work *w, const dims *d, mla_err *err)
     return st;
 }
 
-/* Writes x[i] into pool i, replaces x[i] by what must read back, and counts what reads back otherwise. */
-static mla_status fill(work *w, const dims *d, const mla_selfcheck_case *c, mla_selfcheck_result *r, mla_err *err)
+/* Writes a part, replaces it by what must read back, and counts what reads back otherwise. x: its first value, d->row apart. */
+static mla_status fill_part(work *w, const dims *d, const mla_selfcheck_case *c, size_t part, float *x, float *back, mla_selfcheck_result *r, mla_err *err)
 {
     const mla_backend_ops *op = w->be->ops;
+    mla_kv_view v = view(w, d, c, part, 0);
+    size_t width = d->width[part], n = (d->S - 1) * d->row + width;
+    if (!width) return MLA_OK;
+    mla_status st = op->upload(w->be, w->rows, x, n * 4, err);
+    if (st == MLA_OK) st = op->kv_write(w->be, &(mla_kv_write_args){.to = v, .x = w->rows, .ldx = d->row, .T = d->S, .width = width}, err);
+    if (st == MLA_OK) st = op->zero(w->be, w->rows, n * 4, err);
+    if (st == MLA_OK) st = op->kv_read(w->be, &(mla_kv_read_args){.from = v, .y = w->rows, .ldy = d->row, .n = d->S, .width = width}, err);
+    if (st == MLA_OK) st = op->download(w->be, back, w->rows, n * 4, err);
+    for (size_t s = 0; s < d->S && st == MLA_OK; s++)
+        for (size_t k = s * d->row; k < s * d->row + width; k++) {
+            x[k] = stored(x[k], v.dtype, v.scale);
+            r->stored_wrong += !(fabsf(back[k] - x[k]) <= 0x1p-22f * fabsf(x[k]));
+        }
+    return st;
+}
+
+static mla_status fill(work *w, const dims *d, const mla_selfcheck_case *c, mla_selfcheck_result *r, mla_err *err)
+{
     float *back = mla_alloc(d->S, d->row, sizeof(float));
     mla_status st = back ? MLA_OK : mla_fail(err, MLA_ENOMEM, "%zu cached tokens", d->S);
-    for (size_t i = 0; i < (d->two_pools ? 2u : 1u) && st == MLA_OK; i++) {
-        mla_kv_view v = view(w, d, c, i, 0, 0);
-        st = op->upload(w->be, w->rows, w->x[i], d->S * d->row * 4, err);
-        if (st == MLA_OK) st = op->kv_write(w->be, &(mla_kv_write_args){.to = v, .x = w->rows, .ldx = d->row, .T = d->S, .width = d->row}, err);
-        if (st == MLA_OK) st = op->zero(w->be, w->rows, d->S * d->row * 4, err);
-        if (st == MLA_OK) st = op->kv_read(w->be, &(mla_kv_read_args){.from = v, .y = w->rows, .ldy = d->row, .n = d->S, .width = d->row}, err);
-        if (st == MLA_OK) st = op->download(w->be, back, w->rows, d->S * d->row * 4, err);
-        for (size_t k = 0; k < d->S * d->row && st == MLA_OK; k++) {
-            w->x[i][k] = stored(w->x[i][k], c->dtype, d->kv_scale);
-            r->stored_wrong += !(fabsf(back[k] - w->x[i][k]) <= 0x1p-22f * fabsf(w->x[i][k]));
-        }
-    }
+    for (size_t i = 0; i < 2 && st == MLA_OK; i++)
+        st = fill_part(w, d, c, i, d->two_pools ? w->x[i] : w->x[0] + i * d->width[0], back, r, err);
     mla_free(back);
     return st;
 }
@@ -159,7 +178,7 @@ static mla_status attend(work *w, const dims *d, const mla_selfcheck_case *c, fl
 {
     mla_attn_args a = {
         .o = w->o, .ldo = d->H * d->dv, .q = w->q, .ldq = d->H * d->dk, .qh_stride = d->dk,
-        .k = view(w, d, c, 0, 0, d->k_stride), .v = view(w, d, c, d->two_pools ? 1 : 0, 0, d->v_stride),
+        .k = view(w, d, c, 0, d->k_stride), .v = view(w, d, c, d->two_pools ? 1 : 0, d->v_stride),
         .kh = d->kh, .vh = d->vh, .k2h = d->k2h ? d->k2h : 1, .T = d->T, .H = d->H, .dk = d->dk, .dk2 = d->dk2, .dv = d->dv,
         .pos0 = d->S - d->T, .scale = scale,
     };
@@ -167,7 +186,7 @@ static mla_status attend(work *w, const dims *d, const mla_selfcheck_case *c, fl
         a.q2 = w->q2;
         a.ldq2 = d->H * d->dk2;
         a.q2h_stride = d->dk2;
-        a.k2 = view(w, d, c, 0, d->k2_col, d->k2_stride);
+        a.k2 = view(w, d, c, 1, d->k2_stride);
     }
     mla_status st = w->be->ops->attention(w->be, &a, err);
     return st == MLA_OK ? w->be->ops->download(w->be, w->ho, w->o, d->T * d->H * d->dv * 4, err) : st;
@@ -181,7 +200,7 @@ static void judge(const work *w, const dims *d, size_t t, size_t h, double scale
     size_t n = d->S - d->T + t + 1, kh = h * d->kh / d->H, vh = h * d->vh / d->H, k2h = d->dk2 ? h * d->k2h / d->H : 0;
     double top = -INFINITY, sum = 0, logit_error = 0, g = mla_gamma_prob(MLA_F32, d->dk + d->dk2 + 4), u = mla_dtype_eps(MLA_F32);
     for (size_t s = 0; s < n; s++) {
-        const float *k = w->x[0] + s * d->row + kh * d->k_stride, *k2 = w->x[0] + s * d->row + d->k2_col + k2h * d->k2_stride;
+        const float *k = w->x[0] + s * d->row + kh * d->k_stride, *k2 = w->x[0] + s * d->row + d->width[0] + k2h * d->k2_stride;
         double l = 0, m = 0;
         for (size_t i = 0; i < d->dk; i++) l += (double)q[i] * k[i], m += fabs((double)q[i] * k[i]);
         for (size_t i = 0; i < d->dk2; i++) l += (double)q2[i] * k2[i], m += fabs((double)q2[i] * k2[i]);

@@ -28,6 +28,7 @@ typedef struct { /* one attention shape */
 
 typedef struct {
     mla_dtype dtype;
+    bool keys16;            /* with FP8: rotary keys (gqa: keys) in bf16, a row of two element types */
     size_t page;            /* tokens per block */
     bool far;               /* the pool ends beyond slot 2^31 / row */
     size_t slots;           /* tokens that the pool holds, in whole blocks; 0: far's, else 64 blocks */

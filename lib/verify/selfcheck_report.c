@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tensor/kv_row.h"
 #include "verify/report.h"
 #include "verify/selfcheck.h"
 #include "verify/tested.h"
@@ -51,8 +52,6 @@ mla_status mla_selfcheck_rank(mla_selfcheck_shape *s, size_t ranks, mla_err *err
     return MLA_OK;
 }
 
-static const char *dtype_name(mla_dtype t) { return t == MLA_F8_E4M3 ? "fp8" : t == MLA_BF16 ? "bf16" : "f32"; }
-
 typedef struct {
     mla_jv *cases;
     size_t ran, failed, skipped;
@@ -72,7 +71,7 @@ static mla_status one(tally *t, mla_backend *be, const mla_selfcheck_shape *s, c
     mla_jv *o = mla_jv_add_obj(t->cases);
     mla_jv_set_str(o, "shape", s->name);
     mla_jv_set_size(o, "heads", s->heads);
-    mla_jv_set_str(o, "kv_dtype", dtype_name(c->dtype));
+    mla_jv_set_str(o, "kv_dtype", mla_kv_type_name((mla_kv_type){c->dtype, c->keys16}));
     mla_jv_set_size(o, "page", c->page);
     mla_jv_set_size(o, "queries", c->queries);
     mla_jv_set_bool(o, "far", c->far);
@@ -127,11 +126,12 @@ static mla_status put_combination(mla_jv *doc, mla_jv *gates, mla_backend *be, c
 /* Decode and prefill over every cache type of one shape in one pool, as one gate. */
 static mla_status one_pool(tally *t, mla_backend *be, const mla_selfcheck_shape *s, bool far, size_t slots, mla_err *err)
 {
-    static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3};
-    for (size_t k = 0; k < 3; k++)
+    static const mla_kv_type KV[] = {{MLA_F32, false}, {MLA_BF16, false}, {MLA_F8_E4M3, false}, {MLA_F8_E4M3, true}};
+    for (size_t k = 0; k < (be->ops->mixed_rows ? 4 : 3); k++)
         for (size_t q = 1; q <= 5; q += 4) {
-            if ((far || slots) && KV[k] == MLA_F32) continue; /* a pool of 8 GiB; offsets are in elements, so bf16 and fp8 say it all */
-            mla_selfcheck_case c = {.dtype = KV[k], .page = q == 1 ? 64 : 16, .far = far, .slots = slots, .queries = q};
+            /* f32 would be a pool of 8 GiB; offsets are in elements, so bf16 and fp8 say it all */
+            if ((far || slots) && (KV[k].dtype == MLA_F32 || KV[k].keys16)) continue;
+            mla_selfcheck_case c = {.dtype = KV[k].dtype, .keys16 = KV[k].keys16, .page = q == 1 ? 64 : 16, .far = far, .slots = slots, .queries = q};
             if (one(t, be, s, &c, err) != MLA_OK) return err->status;
         }
     return MLA_OK;

@@ -10,22 +10,24 @@
 typedef struct {
     const char *what;
     size_t T, pos0, H, kh, k2h, vh, dk, dk2, dv, page;
-    mla_dtype dtype;
+    mla_dtype dtype, dtype2; /* dtype2: of k2, where it differs */
 } attn_case;
 
 static const attn_case CASES[] = {
-    {"one token", 1, 0, 1, 1, 0, 1, 1, 0, 1, 0, MLA_F32},
-    {"gqa", 37, 0, 6, 2, 0, 2, 32, 0, 32, 0, MLA_F32},
-    {"gqa odd dims, history", 19, 131, 12, 4, 0, 4, 33, 0, 31, 64, MLA_F32},
-    {"mha long head", 5, 60, 3, 3, 0, 3, 257, 0, 257, 16, MLA_F32},
-    {"absorbed", 3, 200, 12, 1, 4, 1, 96, 8, 96, 64, MLA_F32},
-    {"absorbed, wide", 2, 70, 24, 1, 1, 1, 512, 64, 512, 64, MLA_BF16},
-    {"absorbed, two groups", 66, 0, 8, 2, 4, 2, 48, 8, 48, 32, MLA_F32},
-    {"expanded with a shared rotary key", 70, 3, 4, 4, 1, 4, 24, 8, 24, 0, MLA_F32},
-    {"rebuilt keys, absorbed values", 9, 64, 9, 3, 0, 1, 64, 0, 40, 64, MLA_F32},
-    {"more heads than a tile", 2, 65, 120, 1, 0, 1, 16, 0, 16, 7, MLA_F32},
-    {"bf16", 64, 64, 4, 2, 0, 2, 64, 0, 64, 64, MLA_BF16},
-    {"fp8", 31, 100, 4, 2, 2, 2, 64, 16, 64, 64, MLA_F8_E4M3},
+    {"one token", 1, 0, 1, 1, 0, 1, 1, 0, 1, 0, MLA_F32, MLA_F32},
+    {"gqa", 37, 0, 6, 2, 0, 2, 32, 0, 32, 0, MLA_F32, MLA_F32},
+    {"gqa odd dims, history", 19, 131, 12, 4, 0, 4, 33, 0, 31, 64, MLA_F32, MLA_F32},
+    {"mha long head", 5, 60, 3, 3, 0, 3, 257, 0, 257, 16, MLA_F32, MLA_F32},
+    {"absorbed", 3, 200, 12, 1, 4, 1, 96, 8, 96, 64, MLA_F32, MLA_F32},
+    {"absorbed, wide", 2, 70, 24, 1, 1, 1, 512, 64, 512, 64, MLA_BF16, MLA_BF16},
+    {"absorbed, two groups", 66, 0, 8, 2, 4, 2, 48, 8, 48, 32, MLA_F32, MLA_F32},
+    {"expanded with a shared rotary key", 70, 3, 4, 4, 1, 4, 24, 8, 24, 0, MLA_F32, MLA_F32},
+    {"rebuilt keys, absorbed values", 9, 64, 9, 3, 0, 1, 64, 0, 40, 64, MLA_F32, MLA_F32},
+    {"more heads than a tile", 2, 65, 120, 1, 0, 1, 16, 0, 16, 7, MLA_F32, MLA_F32},
+    {"bf16", 64, 64, 4, 2, 0, 2, 64, 0, 64, 64, MLA_BF16, MLA_BF16},
+    {"fp8", 31, 100, 4, 2, 2, 2, 64, 16, 64, 64, MLA_F8_E4M3, MLA_F8_E4M3},
+    {"fp8 latents, bf16 keys", 31, 100, 4, 1, 2, 1, 64, 16, 64, 64, MLA_F8_E4M3, MLA_BF16},
+    {"fp8 latents, bf16 keys, one token", 1, 200, 8, 2, 4, 2, 95, 8, 95, 16, MLA_F8_E4M3, MLA_BF16},
 };
 #define NCASES (sizeof CASES / sizeof *CASES)
 
@@ -38,16 +40,16 @@ typedef struct { /* inputs of a case; keys as stored and as read back */
 } attn_data;
 
 /* Stores (S, width) rows into pages in a scattered order and reads them back into x. */
-static char *cache(mla_backend *be, const attn_data *d, float *x, size_t width)
+static char *cache(mla_backend *be, const attn_data *d, float *x, size_t width, mla_dtype t)
 {
     mla_err err = {0};
     const attn_case *c = d->c;
-    size_t es = c->dtype == MLA_F32 ? 4 : c->dtype == MLA_BF16 ? 2 : 1, slots = c->page ? (d->S / c->page + 1) * c->page : d->S;
+    size_t es = t == MLA_F32 ? 4 : t == MLA_BF16 ? 2 : 1, slots = c->page ? (d->S / c->page + 1) * c->page : d->S;
     char *st = mla_alloc(slots, width, es);
     ck_assert_ptr_nonnull(st);
     memset(st, 0xff, slots * width * es); /* NaN in every dtype: what is not written must not be read */
     mla_kv_view view = {.data = dev(st), .pages = c->page ? d->pages : NULL, .page_tokens = c->page, .row_elems = width,
-                        .dtype = c->dtype, .scale = c->dtype == MLA_F8_E4M3 ? 0.0625f : 1};
+                        .dtype = t, .scale = t == MLA_F8_E4M3 ? 0.0625f : 1};
     ck_ok(be->ops->kv_write(be, &(mla_kv_write_args){.to = view, .x = dev(x), .ldx = width, .T = d->S, .width = width}, &err));
     ck_ok(be->ops->kv_read(be, &(mla_kv_read_args){.from = view, .y = dev(x), .ldy = width, .n = d->S, .width = width}, &err));
     return st;
@@ -65,9 +67,9 @@ static attn_data make(mla_backend *be, const attn_case *c)
     d.k = lab_normals(d.S * d.kw, 102, 1);
     d.k2 = lab_normals(d.S * d.k2w + 1, 103, 1);
     d.v = lab_normals(d.S * d.vw, 104, 1);
-    d.kst = cache(be, &d, d.k, d.kw);
-    d.k2st = c->k2h ? cache(be, &d, d.k2, d.k2w) : NULL;
-    d.vst = cache(be, &d, d.v, d.vw);
+    d.kst = cache(be, &d, d.k, d.kw, c->dtype);
+    d.k2st = c->k2h ? cache(be, &d, d.k2, d.k2w, c->dtype2) : NULL;
+    d.vst = cache(be, &d, d.v, d.vw, c->dtype);
     return d;
 }
 
@@ -77,10 +79,10 @@ static void drop(attn_data *d)
     mla_free(d->kst), mla_free(d->k2st), mla_free(d->vst), mla_free(d->pages);
 }
 
-static mla_kv_view view_of(const attn_case *c, const attn_data *d, char *st, size_t width, size_t head)
+static mla_kv_view view_of(const attn_case *c, const attn_data *d, char *st, size_t width, size_t head, mla_dtype t)
 {
     return (mla_kv_view){.data = dev(st), .pages = c->page ? d->pages : NULL, .page_tokens = c->page, .row_elems = width,
-                         .head_stride = head, .dtype = c->dtype, .scale = c->dtype == MLA_F8_E4M3 ? 0.0625f : 1};
+                         .head_stride = head, .dtype = t, .scale = t == MLA_F8_E4M3 ? 0.0625f : 1};
 }
 
 /* Queries t0 .. t0+n-1 of the case, into the same rows of o. */
@@ -90,8 +92,8 @@ static mla_attn_args args_of(const attn_data *d, float *o, size_t t0, size_t n, 
     return (mla_attn_args){
         .o = dev(o + t0 * c->H * c->dv), .ldo = c->H * c->dv, .q = dev(d->q + t0 * c->H * c->dk), .ldq = c->H * c->dk,
         .qh_stride = c->dk, .q2 = c->k2h ? dev(d->q2 + t0 * c->H * c->dk2) : NULL, .ldq2 = c->H * c->dk2, .q2h_stride = c->dk2,
-        .k = view_of(c, d, d->kst, d->kw, c->dk), .k2 = view_of(c, d, d->k2st, d->k2w, c->dk2),
-        .v = view_of(c, d, d->vst, d->vw, c->dv), .kh = c->kh, .k2h = c->k2h, .vh = c->vh, .T = n, .H = c->H, .dk = c->dk,
+        .k = view_of(c, d, d->kst, d->kw, c->dk, c->dtype), .k2 = view_of(c, d, d->k2st, d->k2w, c->dk2, c->dtype2),
+        .v = view_of(c, d, d->vst, d->vw, c->dv, c->dtype), .kh = c->kh, .k2h = c->k2h, .vh = c->vh, .T = n, .H = c->H, .dk = c->dk,
         .dk2 = c->k2h ? c->dk2 : 0, .dv = c->dv, .pos0 = c->pos0 + t0, .scale = (float)(1 / sqrt((double)(c->dk + c->dk2))), .bf16 = bf16};
 }
 
@@ -266,7 +268,7 @@ END_TEST
 static void check_extremes(mla_backend *be, mla_isa isa)
 {
     mla_err err = {0};
-    const attn_case c = {"extremes", 70, 0, 2, 1, 0, 1, 4, 0, 3, 0, MLA_F32};
+    const attn_case c = {"extremes", 70, 0, 2, 1, 0, 1, 4, 0, 3, 0, MLA_F32, MLA_F32};
     attn_data d = make(be, &c);
     float *o = lab_poisoned(70 * 6);
     double want[70 * 6];

@@ -152,7 +152,8 @@ static mla_status simple_code(void *ctx, const mla_kv_rows *r, mla_err *err)
     ck_assert(r->rows > 0 && r->width % r->head == 0);
     for (size_t i = 0; i < s->cal->n; i++) {
         const mla_cal_layer *l = &s->cal->layer[i];
-        if (l->layer == r->layer) mla_kv_code(s->f, r->x, r->rows * r->width, r->part ? l->v.scale : l->k.scale);
+        bool keys = (r->part == 1) == (strcmp(l->k.name, "latent") == 0); /* rotary keys, or keys beside values */
+        if (l->layer == r->layer) mla_kv_code(mla_kv_format_part(s->f, keys), r->x, r->rows * r->width, r->part ? l->v.scale : l->k.scale);
     }
     return MLA_OK;
 }
@@ -190,27 +191,32 @@ static void check_door(size_t groups, mla_layout layout)
 {
     mla_err err = {0};
     enum { T = 100 };
-    lab l = lab_open(NULL, (mla_rt_opts){0}, 1);
+    static const mla_kv_format F[] = {MLA_KV_BF16, MLA_KV_FP8, MLA_KV_FP8_KEYS16};
+    lab l = lab_open(NULL, (mla_rt_opts){0}, 1), mixed = lab_open(NULL, (mla_rt_opts){.keys16 = true}, 1);
     int32_t *ids = lab_ids(&l, "tune.jsonl", 256);
-    if (groups) lab_exact_layout(&l, layout, groups);
+    if (groups) lab_exact_layout(&l, layout, groups), lab_exact_layout(&mixed, layout, groups);
     mla_cal c;
+    double of[3];
     ck_ok(mla_cal_measure(&c, l.rt, ids, 256, MLA_CAL_MODELOPT, &(mla_cal_opts){.row_tokens = 128, .no_search = true}, &err));
     mla_rt *f32, *real;
     ck_ok(mla_rt_share(&f32, l.rt, MLA_F32, &err));
     float *exact = logits(f32, ids, T);
-    for (int fp8 = 0; fp8 < 2; fp8++) {
-        simple s = {&c, fp8 ? MLA_KV_FP8 : MLA_KV_BF16, 0};
-        ck_ok(mla_rt_share(&real, l.rt, fp8 ? MLA_F8_E4M3 : MLA_BF16, &err));
+    for (int fp8 = 0; fp8 < 3; fp8++) {
+        simple s = {&c, F[fp8], 0};
+        ck_ok(mla_rt_share(&real, fp8 == 2 ? mixed.rt : l.rt, fp8 ? MLA_F8_E4M3 : MLA_BF16, &err));
         if (fp8) ck_ok(mla_cal_apply(&c, real, &err));
         mla_rt_set_codec(f32, simple_code, &s);
         float *a = logits(real, ids, T), *b = logits(f32, ids, T);
         double format = mean_kld(exact, a, T, l.c->vocab), door = mean_kld(a, b, T, l.c->vocab);
         ck_assert_msg(format > 0 && door <= 1e-3 * format, "format %g, door %g", format, door);
+        of[fp8] = format;
         ck_assert_uint_eq(s.calls, 4 * (layout == MLA_LAYOUT_REBUILD ? 1 : 2) * 3);
         mla_free(a);
         mla_free(b);
         mla_rt_close(real);
     }
+    if (layout == MLA_LAYOUT_REBUILD) ck_assert(of[2] == of[1]); /* no rotary keys beside the latent */
+    else ck_assert_msg(of[2] > of[0] && of[2] < of[1] / 2, "bf16 %g, fp8 %g, fp8-keys16 %g", of[0], of[1], of[2]);
     mla_rt_set_codec(f32, NULL, NULL);
     float *again = logits(f32, ids, T);
     ck_assert(!memcmp(again, exact, (size_t)T * l.c->vocab * sizeof *again));
@@ -219,12 +225,15 @@ static void check_door(size_t groups, mla_layout layout)
     mla_rt_close(f32);
     mla_cal_free(&c);
     mla_free(ids);
+    lab_close(&mixed);
     lab_close(&l);
 }
 
 START_TEST(door_of_keys_and_values) { check_door(0, MLA_LAYOUT_NONE); }
 END_TEST
 START_TEST(door_of_latents) { check_door(2, MLA_LAYOUT_N); }
+END_TEST
+START_TEST(door_of_grouped_latents) { check_door(4, MLA_LAYOUT_N); }
 END_TEST
 START_TEST(door_of_rebuilt_latents) { check_door(1, MLA_LAYOUT_REBUILD); }
 END_TEST
@@ -291,6 +300,7 @@ Suite *study_suite(void)
     tcase_add_test(t, sizes);
     tcase_add_test(t, door_of_keys_and_values);
     tcase_add_test(t, door_of_latents);
+    tcase_add_test(t, door_of_grouped_latents);
     tcase_add_test(t, door_of_rebuilt_latents);
     tcase_add_test(t, study_of_keys_and_values);
     tcase_add_test(t, study_of_latents);

@@ -32,6 +32,28 @@ rc_is 0 "parity with the FP8 cache"
 run "$BIN/mla-verify" parity "$BASE" --against "$BASE" --kv-dtype fp8 --rows 1 --no-decode
 rc_is 3 "FP8 cache without scales"
 
+# rotary keys in bf16: a cache of the runtime, judged, recorded, counted
+# shellcheck disable=SC2086
+run $CAL "$TMP/l" --tokens 2048 --judge-tokens 1024 --kv-dtype fp8-keys16 --max-kld 0.0003
+rc_is 0 "fp8-keys16"
+has out "fp8-keys16 against bf16 cache over 1024 positions" "fp8-keys16"
+if grep -q '"cache": "fp8-keys16"' "$TMP/l/config.json" && grep -q '"cache": "fp8-keys16"' "$TMP/l/mla_kv_scales.json"; then pass; else fail "the files do not name the cache"; fi
+run "$BIN/mla-verify" receipts "$TMP/l"
+rc_is 0 "receipts of fp8-keys16"
+run "$BIN/mla-verify" capacity "$TMP/l"
+has out "fp8-keys16 KV, 1152 bytes per token" "capacity follows the config"
+run "$BIN/mla-verify" parity "$TMP/l" --against "$BASE" --kv-dtype fp8-keys16 --rows 1 --no-decode --aa-positions 0 --max-kld 0.0003 --min-agreement 0.9
+rc_is 0 "parity with rotary keys in bf16"
+run "$BIN/mla-verify" parity "$TMP/l" --against "$BASE" --kv-dtype fp8 --rows 1 --no-decode --aa-positions 0 --max-kld 0.0003 --min-agreement 0.9
+rc_is 1 "the same gate with all in FP8"
+sed 's/"cache": "fp8-keys16"/"cache": "fp8"/' "$TMP/l/mla_kv_scales.json" >"$TMP/t"
+cp "$TMP/l/mla_kv_scales.json" "$TMP/side"
+mv "$TMP/t" "$TMP/l/mla_kv_scales.json"
+run "$BIN/mla-verify" receipts "$TMP/l"
+rc_is 1 "two stories of the cache"
+has out "judged with a cache of fp8, config.json says fp8-keys16" "two stories of the cache"
+mv "$TMP/side" "$TMP/l/mla_kv_scales.json"
+
 # a folder that differs from its receipt is not blessed by a new one
 cp "$TMP/l/tokenizer.json" "$TMP/t" # a copy: the folder's files may be hard links to the base's
 printf 'x' >>"$TMP/t"

@@ -156,6 +156,23 @@ static mla_status parse(mla_config *c, const char *text, mla_err *err)
     return st;
 }
 
+#define CACHE_OF(name) "{\"architectures\":[\"Qwen3ForCausalLM\"],\"vocab_size\":9,\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":2," \
+                       "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":64,\"mla_kv_scales\":{" name "}}"
+START_TEST(the_cache_scales_are_meant_for)
+{
+    mla_err err = {0};
+    mla_config c;
+    ck_ok(parse(&c, CACHE_OF("\"cache\":\"fp8-keys16\""), &err));
+    ck_assert(c.kv_keys16 && !c.kv_scheme);
+    mla_config_free(&c);
+    ck_ok(parse(&c, CACHE_OF(""), &err));
+    ck_assert(!c.kv_keys16);
+    mla_config_free(&c);
+    ck_refused(parse(&c, CACHE_OF("\"cache\":\"fp9\""), &err), MLA_EUNSUPPORTED, "mla_kv_scales.cache: expected fp8-keys16, found fp9");
+    mla_config_free(&c);
+}
+END_TEST
+
 #define QWEN3 "\"architectures\":[\"Qwen3ForCausalLM\"],\"vocab_size\":9,\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":2," \
               "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":64,\"sliding_window\":16"
 
@@ -321,6 +338,7 @@ Suite *model_config_suite(void)
     tcase_add_test(t, moe_is_read);
     tcase_add_test(t, llama_family);
     tcase_add_test(t, retrofits_and_kv_scheme);
+    tcase_add_test(t, the_cache_scales_are_meant_for);
     tcase_add_test(t, rotary_widths_by_layer);
     tcase_add_test(t, sliding_windows);
     suite_add_tcase(s, t);

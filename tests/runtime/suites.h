@@ -16,6 +16,7 @@ Suite *shared_suite(void);
 Suite *refuse_suite(void);
 Suite *naive_suite(void);
 Suite *packed_suite(void);
+Suite *mixed_suite(void);
 
 /* A model on a backend. Everything aborts the test on failure. */
 typedef struct {

@@ -30,7 +30,7 @@ static mla_capacity ask(double keep, mla_dtype kv, double weight_gib)
 {
     mla_err err = {0};
     mla_capacity c;
-    mla_capacity_model m = {.cfg = &cfg, .kv_dtype = kv, .keep = keep, .weight_bytes = weight_gib * GIB};
+    mla_capacity_model m = {.cfg = &cfg, .kv = {kv, false}, .keep = keep, .weight_bytes = weight_gib * GIB};
     mla_capacity_machine g = {.gpu_bytes = 96e9, .utilisation = MLA_GPU_UTILISATION, .reserve = MLA_GPU_RESERVE, .context = 262144};
     ck_ok(mla_capacity_of(&c, &m, &g, &err));
     return c;
@@ -105,7 +105,7 @@ START_TEST(slot_limit_is_flagged_from_the_first_slot_beyond)
     mla_err err = {0};
     mla_capacity c;
     load("qwen3_8-27b/config.json");
-    mla_capacity_model m = {.cfg = &cfg, .kv_dtype = MLA_F8_E4M3, .rank = 320, .weight_bytes = 0};
+    mla_capacity_model m = {.cfg = &cfg, .kv = {MLA_F8_E4M3, false}, .rank = 320, .weight_bytes = 0};
     mla_capacity_machine g = {.gpu_bytes = 1e12, .utilisation = 1, .reserve = 0, .context = 3728270};
     ck_ok(mla_capacity_of(&c, &m, &g, &err));
     ck_assert_uint_eq(c.row_values, 576);
@@ -125,12 +125,32 @@ START_TEST(slot_limit_is_flagged_from_the_first_slot_beyond)
 }
 END_TEST
 
+/* 27B: 16 layers of 320 latent values and 4 x 64 rotary keys. */
+START_TEST(rows_of_two_types)
+{
+    mla_err err = {0};
+    mla_capacity c;
+    load("qwen3_8-27b/config.json");
+    mla_capacity_model m = {.cfg = &cfg, .kv = {MLA_F8_E4M3, true}, .rank = 320, .weight_bytes = 0};
+    mla_capacity_machine g = {.gpu_bytes = 96e9, .utilisation = 0.9, .reserve = 0, .context = 1024};
+    ck_ok(mla_capacity_of(&c, &m, &g, &err));
+    ck_assert_double_eq(c.kv_bytes_per_token, 16 * (320 + 2 * 256));
+    m.rank = 321; /* keys begin at an even byte */
+    ck_ok(mla_capacity_of(&c, &m, &g, &err));
+    ck_assert_double_eq(c.kv_bytes_per_token, 16 * (322 + 2 * 256));
+    m.rank = 0; /* as it is: keys in bf16, values in FP8 */
+    ck_ok(mla_capacity_of(&c, &m, &g, &err));
+    ck_assert_double_eq(c.kv_bytes_per_token, 16 * 3 * 4 * 256);
+    unload();
+}
+END_TEST
+
 START_TEST(nonsense_is_refused)
 {
     mla_err err = {0};
     mla_capacity c;
     load("qwen3_8-27b/config.json");
-    mla_capacity_model m = {.cfg = &cfg, .kv_dtype = MLA_BF16};
+    mla_capacity_model m = {.cfg = &cfg, .kv = {MLA_BF16, false}};
     mla_capacity_machine g = {.gpu_bytes = 96e9, .utilisation = 0.9, .reserve = 0, .context = 1024}, bad;
     m.rank = 1793; /* features: 4 x (192 + 256) */
     ck_refused(mla_capacity_of(&c, &m, &g, &err), MLA_EINVAL, "rank 1793: expected at most 1792");
@@ -156,7 +176,7 @@ START_TEST(report_has_the_six_figures)
     mla_json *d;
     load("qwen3_8-27b/config.json");
     ck_ok(mla_param_count(&n, &cfg, mla_json_root(json), &err));
-    mla_capacity_query q = {.name = "27b", .model = {.cfg = &cfg, .kv_dtype = MLA_BF16, .weight_bytes = n * 2},
+    mla_capacity_query q = {.name = "27b", .model = {.cfg = &cfg, .kv = {MLA_BF16, false}, .weight_bytes = n * 2},
                             .machine = {96e9, MLA_GPU_UTILISATION, MLA_GPU_RESERVE, 262144}, .weight_source = "bf16",
                             .params = n, .gpus = cards, .n_gpus = 3};
     ck_ok(mla_capacity_report(&d, &q, &err));
@@ -182,6 +202,7 @@ Suite *suite_capacity(void)
 {
     Suite *s = suite_create("capacity");
     TCase *t = tcase_create("capacity");
+    tcase_add_test(t, rows_of_two_types);
     tcase_add_test(t, parameters_of_27b);
     tcase_add_test(t, parameters_equal_what_is_stored);
     tcase_add_test(t, published_sequences);

@@ -65,7 +65,7 @@ static mla_verdict check(world *w, mla_rt *rt, mla_rt *other, const char *path, 
 {
     mla_err err = {0};
     mla_verdict v;
-    mla_paths_opts o = {.rt = rt, .other = other, .be = w->be, .kv_dtype = MLA_F32, .text = w->text, .n_text = w->n, .near_tie = 0.1, .max_logprob = 0.06, .max_change = 1e-3,
+    mla_paths_opts o = {.rt = rt, .other = other, .be = w->be, .kv = {MLA_F32, false}, .text = w->text, .n_text = w->n, .near_tie = 0.1, .max_logprob = 0.06, .max_change = 1e-3,
                         .max_fp8_kld = 0.01, .max_split_error = 1e-4};
     ck_ok(mla_json_new_object(d, &err));
     ck_ok(mla_paths_check(mla_json_root(*d), &o, &path, 1, &v, &err));

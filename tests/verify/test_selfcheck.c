@@ -18,15 +18,15 @@ static const mla_selfcheck_shape GQA = {"gqa", 6, 2, 64, 0, 0, 0}, LATENT = {"la
 
 START_TEST(good_kernels_pass)
 {
-    static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3};
+    static const mla_dtype KV[] = {MLA_F32, MLA_BF16, MLA_F8_E4M3, MLA_F8_E4M3}; /* the last with keys in bf16 */
     const mla_selfcheck_shape *S[] = {&GQA, &LATENT, &GROUPS};
     mla_err err = {0};
     for (int isa = 0; isa < 2; isa++) {
         mla_backend *be = open_be(isa ? MLA_ISA_AUTO : MLA_ISA_REF);
-        for (size_t i = 0; i < 9; i++) {
+        for (size_t i = 0; i < 12; i++) {
             mla_selfcheck_result r;
-            ck_ok(mla_selfcheck_run(&r, be, S[i / 3], &(mla_selfcheck_case){.dtype = KV[i % 3], .page = 16, .queries = 3}, &err));
-            ck_assert_msg(mla_selfcheck_ok(&r), "%s: error %g of the bound, %zu not finite, %zu stored wrongly", S[i / 3]->name, r.worst,
+            ck_ok(mla_selfcheck_run(&r, be, S[i / 4], &(mla_selfcheck_case){.dtype = KV[i % 4], .keys16 = i % 4 == 3, .page = 16, .queries = 3}, &err));
+            ck_assert_msg(mla_selfcheck_ok(&r), "%s: error %g of the bound, %zu not finite, %zu stored wrongly", S[i / 4]->name, r.worst,
                           r.nonfinite, r.stored_wrong);
             ck_assert_double_gt(r.worst, 1e-5); /* a bound that nothing comes near would prove nothing */
         }

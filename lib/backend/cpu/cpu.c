@@ -245,6 +245,7 @@ static const mla_backend_ops CPU_OPS = {
     .linears = mla_linears_singly,
     .gated = mla_gated_singly,
     .single = cpu_single,
+    .mixed_rows = true,
 };
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)
