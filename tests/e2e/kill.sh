@@ -1,5 +1,5 @@
 #!/bin/sh
-# mla-retrofit build killed at KILLS (10) moments spread over the whole of it: no output appears before it is whole, and the
+# mla-retrofit build killed at KILLS (5) moments spread over the whole of it: no output appears before it is whole, and the
 # run after the kill, continuing from what is left, ends with the same root digest. `make check-kill`: 200, a part of them
 # (PART of PARTS) in each of several runs of this script, each build on THREADS.
 set -u
@@ -7,7 +7,7 @@ set -u
 . "$(dirname "$0")/lib/common.sh"
 BASE=${BASE:-$ROOT/tests/fixtures/tiny-hybrid}
 RF=$BIN/mla-retrofit
-KILLS=${KILLS:-10} PART=${PART:-0} PARTS=${PARTS:-1}
+KILLS=${KILLS:-5} PART=${PART:-0} PARTS=${PARTS:-1}
 
 build() { # OUT, options; the program itself when run in the background, so that the kill reaches it
     out=$1
