@@ -1,5 +1,6 @@
 /* The kernel set of OpenBLAS where its own choice is far below the CPU. */
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,13 +29,19 @@ static bool has_avx2_kernels(const char *core)
     return false;
 }
 
+/* Takes no memory: a program short of it must not go on with kernels whose results round differently. */
 void mla_blas_settle(char *const argv[])
 {
+    static char *env[4096], set[64];
+    size_t n = 0;
     const char *want = fitting();
     if (!want || !openblas_get_corename || getenv(CORE) || has_avx2_kernels(openblas_get_corename())) return;
-    if (setenv(CORE, want, 1)) return;
-    (void)execv("/proc/self/exe", argv);
-    (void)unsetenv(CORE); /* slow, but right */
+    while (environ[n] && n + 2 < sizeof env / sizeof *env) n++;
+    if (environ[n]) return; /* thousands of variables: slow, but right */
+    memcpy(env, environ, n * sizeof *env);
+    (void)snprintf(set, sizeof set, CORE "=%s", want);
+    env[n] = set;
+    (void)execve("/proc/self/exe", argv, env);
 }
 #else
 void mla_blas_settle(char *const argv[]) { (void)argv; }
