@@ -30,6 +30,7 @@ $(BUILD)/tests/tools/%: tests/tools/%.c $(BUILD)/libmla.a
 	@mkdir -p $(@D)
 	$(call say,LD $@)
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -o $@ $(filter %.c,$^) $(filter %.a,$^) $(TOOL_LIBS) $(LDLIBS_ALL)
+$(BUILD)/tests/tools/encode_model: tests/tools/encode_configs.h
 $(BUILD)/tests/tools/write_gguf: tests/model/build.c tests/model/to_gguf.c tests/harness.c tests/xml.c tests/model/build.h
 $(BUILD)/tests/tools/write_gguf: TOOL_LIBS = $(CHECK_LIBS)
 

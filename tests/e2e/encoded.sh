@@ -60,9 +60,13 @@ each int4-asym 0.02 0.2 "$M"
 each awq 0.02 0.2 "$M"
 each gptq 0.02 0.2 '"-:.*\\.self_attn\\.mla\\."'
 each gptq-v2 0.02 0.2 '"-:.*\\.self_attn\\.mla\\."'
+each gptq-act 0.02 0.2 '"-:.*\\.self_attn\\.mla\\."'
+each auto-round 0.02 0.2 "$M"
+each modelopt-fp8 0.001 0.02 "$M"
+each modelopt-nvfp4 0.02 0.2 "$M"
 each nvfp4 0.02 0.2 "$M"
 each mxfp4 0.03 0.3 "$M"
-if [ "$(sort -u "$TMP/bases" | grep -c '^sha256:[0-9a-f]\{64\}$')" -eq 10 ]; then pass; else fail "ten bases, but other digests: $(cat "$TMP/bases")"; fi
+if [ "$(sort -u "$TMP/bases" | grep -c '^sha256:[0-9a-f]\{64\}$')" -eq 14 ]; then pass; else fail "fourteen bases, but other digests: $(cat "$TMP/bases")"; fi
 
 # What a graft must keep: tied and padded embeddings, an MTP layer in another format than the trunk, vision in bf16.
 "$BUILD/tests/tools/encode_model" "$BASE" "$TMP/odd" odd || fail 'odd: encode_model'

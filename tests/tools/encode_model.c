@@ -1,7 +1,7 @@
 /* Whole checkpoints in quantized formats, for the tests: every decoder matrix of a bf16 folder rounded to nearest and laid out
  * exactly as the format's own library does (tests/fixtures/golden-quant says how). The product itself never quantizes.
- * usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4|odd
- * odd: the trunk int4, the MTP layer fp8, embeddings tied and padded to 2,176 rows: what a graft must keep. Otherwise left plain, and excluded in the format's own spelling: embeddings, lm_head, the MTP head, vision, GDN's a and b. */
+ * usage: encode_model BASE OUT FORMAT
+ * FORMAT: one of encode_configs.h. odd: the trunk int4, the MTP layer fp8, embeddings tied and padded to 2,176 rows: what a graft must keep. Otherwise left plain, and excluded in the format's own spelling: embeddings, lm_head, the MTP head, vision, GDN's a and b. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +13,7 @@
 #include "io/json.h"
 #include "io/safetensors.h"
 #include "tensor/fp.h"
+#include "encode_configs.h"
 
 #define G 128
 #define MOST 4096
@@ -106,19 +107,25 @@ static void awq(const char *m, const float *w, size_t o, size_t in)
         }
 }
 
-static void gptq(const char *m, const float *w, size_t o, size_t in, bool v2)
+/* act: inputs of a group stand apart, as activation order leaves them; g_idx says which are whose. */
+static void gptq(const char *m, const float *w, size_t o, size_t in, bool v2, bool act)
 {
     uint32_t *q = add(m, "qweight", MLA_I32, 2, in / 8, o), *zp = add(m, "qzeros", MLA_I32, 2, in / G, o / 8);
     uint16_t *scale = add(m, "scales", MLA_F16, 2, in / G, o);
     int32_t *idx = add(m, "g_idx", MLA_I32, 1, in, 0);
-    for (size_t i = 0; i < in; i++) idx[i] = (int32_t)(i / G);
+    for (size_t i = 0; i < in; i++) idx[i] = (int32_t)(act ? i * 5 % (in / G) : i / G); /* 5 is prime to every in / G here */
     for (size_t r = 0; r < o; r++)
         for (size_t g = 0; g < in / G; g++) {
+            float x[G];
+            size_t n = 0;
             int z;
-            float s = group4(w + r * in + g * G, G, false, MLA_F16, &z);
+            for (size_t i = 0; i < in; i++)
+                if (idx[i] == (int32_t)g) x[n++] = w[r * in + i];
+            float s = group4(x, n, false, MLA_F16, &z);
             mla_from_f32(&scale[g * o + r], &s, MLA_F16, 1);
             zp[g * (o / 8) + r / 8] |= (uint32_t)z << 4 * (r % 8);
-            for (size_t i = g * G; i < (g + 1) * G; i++) q[i / 8 * o + r] |= (uint32_t)(code(w[r * in + i], s, -z, 15 - z) + z) << 4 * (i % 8);
+            for (size_t i = 0; i < in; i++)
+                if (idx[i] == (int32_t)g) q[i / 8 * o + r] |= (uint32_t)(code(w[r * in + i], s, -z, 15 - z) + z) << 4 * (i % 8);
         }
     for (size_t i = 0; !v2 && i < in / G * (o / 8); i++) zp[i] -= 0x11111111u; /* v1 stores zero - 1, the whole word borrowing */
 }
@@ -135,6 +142,16 @@ static void fp8_block(const char *m, const float *w, size_t o, size_t in)
             float s = scale[r / G * bi + i / G];
             q[r * in + i] = mla_f32_e4m3(s > 0 ? w[r * in + i] / s : 0);
         }
+}
+
+/* ModelOpt: one scale a matrix. */
+static void fp8_tensor(const char *m, const float *w, size_t o, size_t in)
+{
+    unsigned char *q = add(m, "weight", MLA_F8_E4M3, 2, o, in);
+    float *scale = add(m, "weight_scale", MLA_F32, 0, 0, 0), *input = add(m, "input_scale", MLA_F32, 0, 0, 0);
+    *scale = amax(w, o * in) / 448;
+    *input = 1;
+    for (size_t i = 0; i < o * in; i++) q[i] = mla_f32_e4m3(*scale > 0 ? w[i] / *scale : 0);
 }
 
 /* One scale per output: FP8 or int8. */
@@ -162,14 +179,17 @@ static unsigned e2m1(float x)
     return best | (x < 0 ? 8u : 0);
 }
 
-static void fp4(const char *m, const float *w, size_t o, size_t in, bool nv)
+/* opt: ModelOpt's names, and its second scale multiplies where the other's divides. */
+static void fp4(const char *m, const float *w, size_t o, size_t in, bool nv, bool opt)
 {
     size_t run = nv ? 16 : 32;
-    unsigned char *q = add(m, "weight_packed", MLA_U8, 2, o, in / 2), *scale = add(m, "weight_scale", nv ? MLA_F8_E4M3 : MLA_U8, 2, o, in / run);
+    unsigned char *q = add(m, opt ? "weight" : "weight_packed", MLA_U8, 2, o, in / 2), *scale = add(m, "weight_scale", nv ? MLA_F8_E4M3 : MLA_U8, 2, o, in / run);
     float global = 1;
     if (nv) {
-        float *g = add(m, "weight_global_scale", MLA_F32, 1, 1, 0), *x = add(m, "input_global_scale", MLA_F32, 1, 1, 0);
-        *g = global = 448 * 6 / fmaxf(amax(w, o * in), 1e-20f);
+        float *g = add(m, opt ? "weight_scale_2" : "weight_global_scale", MLA_F32, opt ? 0 : 1, 1, 0);
+        float *x = add(m, opt ? "input_scale" : "input_global_scale", MLA_F32, opt ? 0 : 1, 1, 0);
+        global = 448 * 6 / fmaxf(amax(w, o * in), 1e-20f);
+        *g = opt ? 1 / global : global;
         *x = 1;
     }
     for (size_t r = 0; r < o; r++)
@@ -218,48 +238,12 @@ static void encode(const mla_tensor *t, const char *format)
     else if (!strcmp(format, "int4") || !strcmp(format, "odd")) ct_int4(m, w, o, in, true);
     else if (!strcmp(format, "int4-asym")) ct_int4(m, w, o, in, false);
     else if (!strcmp(format, "awq")) awq(m, w, o, in);
-    else if (!strcmp(format, "gptq")) gptq(m, w, o, in, false);
-    else if (!strcmp(format, "gptq-v2")) gptq(m, w, o, in, true);
-    else fp4(m, w, o, in, !strcmp(format, "nvfp4"));
+    else if (!strncmp(format, "gptq", 4)) gptq(m, w, o, in, !strcmp(format, "gptq-v2"), !strcmp(format, "gptq-act"));
+    else if (!strcmp(format, "auto-round")) gptq(m, w, o, in, false, false);
+    else if (!strcmp(format, "modelopt-fp8")) fp8_tensor(m, w, o, in);
+    else fp4(m, w, o, in, strcmp(format, "mxfp4") != 0, !strcmp(format, "modelopt-nvfp4"));
     free(w);
 }
-
-#define CT(format, weights, act)                                                                                                             \
-    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format "\",\"quantization_status\":\"compressed\",\"config_groups\":{\"group_0\":{" \
-    "\"format\":\"" format "\",\"targets\":[\"Linear\"],\"weights\":" weights ",\"input_activations\":" act ",\"output_activations\":null}},"     \
-    "\"ignore\":[\"lm_head\",\"re:mtp.*\",\"re:.*visual.*\",\"re:.*in_proj_[ab]$\"],\"kv_cache_scheme\":null,\"sparsity_config\":{},"          \
-    "\"transform_config\":{},\"version\":\"0.20.1\"}"
-#define INT(bits, strategy, group, sym) \
-    "{\"num_bits\":" bits ",\"type\":\"int\",\"strategy\":\"" strategy "\",\"group_size\":" group ",\"symmetric\":" sym ",\"dynamic\":false}"
-#define FLOAT(bits, strategy, group, dtype) \
-    "{\"num_bits\":" bits ",\"type\":\"float\",\"strategy\":\"" strategy "\",\"group_size\":" group ",\"symmetric\":true,\"dynamic\":false" dtype "}"
-#define TOKEN(type) "{\"num_bits\":8,\"type\":\"" type "\",\"strategy\":\"token\",\"symmetric\":true,\"dynamic\":true}"
-#define LOCAL4 "{\"num_bits\":4,\"type\":\"float\",\"strategy\":\"tensor_group\",\"group_size\":16,\"symmetric\":true,\"dynamic\":\"local\"}"
-#define GPTQ(format) \
-    "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,\"desc_act\":false,\"sym\":false,\"lm_head\":false,\"checkpoint_format\":\"" format "\"}"
-
-static const struct {
-    const char *format, *config;
-} FORMAT[] = {
-    {"fp8", "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"lm_head\",\"mtp\","
-            "\"model.visual\",\"in_proj_a\",\"in_proj_b\"]}"},
-    {"ct-fp8", CT("float-quantized", FLOAT("8", "channel", "null", ""), TOKEN("float"))},
-    {"int8", CT("int-quantized", INT("8", "channel", "null", "true"), TOKEN("int"))},
-    {"int4", CT("pack-quantized", INT("4", "group", "128", "true"), "null")},
-    {"int4-asym", CT("pack-quantized", INT("4", "group", "128", "false"), "null")},
-    {"awq", "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":128,\"zero_point\":true,\"version\":\"gemm\",\"modules_to_not_convert\":[\"mtp\",\"model.visual\","
-            "\"in_proj_a\",\"in_proj_b\"]}"},
-    {"gptq", GPTQ("gptq")},
-    {"gptq-v2", GPTQ("gptq_v2")},
-    {"odd", "{\"quant_method\":\"compressed-tensors\",\"format\":\"mixed-precision\",\"quantization_status\":\"compressed\",\"config_groups\":{"
-            "\"group_0\":{\"format\":\"pack-quantized\",\"targets\":[\"re:model\\\\.language_model\\\\..*(_proj|in_proj_qkv|in_proj_z)$\"],\"weights\":" INT("4", "group", "128", "true")
-            ",\"input_activations\":null,\"output_activations\":null},"
-            "\"group_1\":{\"format\":\"float-quantized\",\"targets\":[\"re:mtp\\\\.layers\\\\..*_proj$\"],\"weights\":" FLOAT("8", "channel", "null", "")
-            ",\"input_activations\":" TOKEN("float") ",\"output_activations\":null}},"
-            "\"ignore\":[\"lm_head\",\"mtp.fc\",\"re:.*visual.*\",\"re:.*in_proj_[ab]$\"],\"kv_cache_scheme\":null,\"sparsity_config\":{},\"transform_config\":{},\"version\":\"0.20.1\"}"},
-    {"nvfp4", CT("nvfp4-pack-quantized", FLOAT("4", "tensor_group", "16", ",\"scale_dtype\":\"torch.float8_e4m3fn\""), LOCAL4)},
-    {"mxfp4", CT("mxfp4-pack-quantized", FLOAT("4", "group", "32", ",\"scale_dtype\":\"torch.uint8\""), "null")},
-};
 
 static void write_config(const char *base, const char *dir, const char *config, bool odd, mla_err *err)
 {
@@ -289,7 +273,7 @@ int main(int argc, char **argv)
     unsigned char digest[32];
     for (size_t i = 0; argc == 4 && i < sizeof FORMAT / sizeof *FORMAT; i++)
         if (!strcmp(FORMAT[i].format, argv[3])) config = FORMAT[i].config;
-    if (!config) return fprintf(stderr, "usage: encode_model BASE OUT fp8|ct-fp8|int4|int4-asym|int8|awq|gptq|gptq-v2|nvfp4|mxfp4|odd\n"), 2;
+    if (!config) return fprintf(stderr, "usage: encode_model BASE OUT FORMAT (encode_configs.h)\n"), 2;
     bool odd = !strcmp(argv[3], "odd");
     must(mla_ckpt_open(&ck, argv[1], &err), &err);
     must(mla_dir_make(argv[2], &err), &err);
