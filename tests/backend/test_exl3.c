@@ -83,8 +83,17 @@ START_TEST(exl3)
 }
 END_TEST
 
-/* Every state of every codebook: at 8 bits a state is two bytes, and so many drawn tiles hold all pairs. */
-enum { STATES_IN = 1024, STATES_OUT = 2048, STATES_TILES = STATES_IN / 16 * (STATES_OUT / 16) };
+/* Every state of every codebook: at 8 bits a state is two bytes of a ring of 256. */
+enum { STATES_IN = 256, STATES_OUT = 384, STATES_TILES = STATES_IN / 16 * (STATES_OUT / 16) };
+
+/* Byte i of ring t. The first 128 rings go on by an odd step and so hold every pair of that difference; the others go on by an even step
+ * and by 1 in turn: the 256 pairs of that difference fill two of them. */
+static unsigned char ring_byte(size_t t, size_t i)
+{
+    if (t < 128) return (unsigned char)((2 * t + 1) * i);
+    size_t step = (t - 128) / 2 * 2;
+    return (unsigned char)(t % 2 * 128 + i / 2 * (step + 1) + i % 2 * step);
+}
 
 static void ones(const mla_coded *c, float *su, float *sv)
 {
@@ -104,7 +113,7 @@ START_TEST(every_state)
 {
     unsigned char *tiles = mla_alloc(STATES_TILES, 256, 1), *seen = mla_alloc(1, 65536, 1);
     size_t n = 0;
-    for (size_t i = 0; i < (size_t)256 * STATES_TILES; i++) tiles[i] = (unsigned char)(mla_rng_u64(31, i) >> 40);
+    for (size_t i = 0; i < (size_t)256 * STATES_TILES; i++) tiles[i] = ring_byte(i / 256, i % 256 ^ 3);
     for (size_t t = 0; t < STATES_TILES; t++)
         for (size_t i = 0; i < 256; i++) seen[tiles[256 * t + (i ^ 3)] << 8 | tiles[256 * t + ((i + 1) % 256 ^ 3)]] = 1;
     for (size_t s = 0; s < 65536; s++) n += seen[s];
