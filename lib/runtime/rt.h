@@ -206,6 +206,9 @@ MLA_CHECKED mla_status rt_layer_find(mla_rt *rt, size_t index, rt_layer **out, m
 /* "layer 3" or "MTP layer 0" for messages; buf of 32 bytes. */
 const char *rt_layer_text(const rt_layer *l, char *buf);
 
+/* runtime.c: F32, BF16 and F8_E4M3 can be cached. */
+MLA_CHECKED mla_status rt_check_dtype(mla_dtype t, mla_err *err);
+
 /* pool.c */
 void rt_pool_init(mla_rt *rt);
 void rt_pool_drop(mla_rt *rt);           /* frees every layer's cache buffer; no sequence is open */

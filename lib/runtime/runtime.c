@@ -8,7 +8,7 @@
 #include "runtime/rt.h"
 #include "tensor/compare.h"
 
-static mla_status check_dtype(mla_dtype t, mla_err *err)
+mla_status rt_check_dtype(mla_dtype t, mla_err *err)
 {
     if (t == MLA_F32 || t == MLA_BF16 || t == MLA_F8_E4M3) return MLA_OK;
     return mla_fail(err, MLA_EINVAL, "KV cache in %s: expected F32, BF16 or F8_E4M3", mla_dtype_name(t));
@@ -17,7 +17,7 @@ static mla_status check_dtype(mla_dtype t, mla_err *err)
 static mla_status check_opts(const mla_model *m, const mla_rt_opts *o, mla_err *err)
 {
     const mla_config *c = mla_model_config(m);
-    RT_TRY(check_dtype(o->kv_dtype, err));
+    RT_TRY(rt_check_dtype(o->kv_dtype, err));
     if (o->page_tokens > 1 << 20) return mla_fail(err, MLA_EINVAL, "pages of %zu tokens: expected at most %d", o->page_tokens, 1 << 20);
     if (c->experts) return mla_fail(err, MLA_EUNSUPPORTED, "%s: running a mixture of %zu experts is not supported", c->architecture, c->experts);
     if (c->sliding_window) return mla_fail(err, MLA_EUNSUPPORTED, "%s: a sliding window of %zu tokens is not supported", c->architecture, c->sliding_window);
@@ -84,72 +84,6 @@ mla_status mla_rt_open(mla_rt **out, const mla_model *m, mla_backend *be, const 
     }
     *out = rt;
     return MLA_OK;
-}
-
-static mla_status copy_factors(mla_factors *out, const mla_factors *f, mla_err *err)
-{
-    *out = (mla_factors){0};
-    return f ? mla_factors_copy(out, f, err) : MLA_OK;
-}
-
-/* Copies of the layers whose weights are borrowed; caches, pool and scratch are new. */
-static mla_status share_layers(mla_rt *rt, const mla_rt *of, mla_err *err)
-{
-    rt->layer = mla_alloc(rt->n_layer, sizeof *rt->layer, 1);
-    if (!rt->layer) return mla_fail(err, MLA_ENOMEM, "runtime of %zu layers", rt->n_layer);
-    for (size_t i = 0; i < rt->n_layer; i++) {
-        rt_layer *l = &rt->layer[i];
-        const rt_layer *from = &of->layer[i];
-        if (!rt->o.stream_layers) {
-            *l = *from;
-            l->f = (mla_factors){0};
-            l->sh.E = NULL; /* the sizes stay, the host copy is the other's */
-        } else {
-            *l = (rt_layer){.index = from->index, .kind = from->kind, .dim = from->dim, .scale = from->scale};
-            memcpy(l->width, from->width, sizeof l->width);
-            if (from->f.layout != MLA_LAYOUT_NONE) RT_TRY(copy_factors(&l->f, &from->f, err));
-            if (from->sh.r) RT_TRY(mla_shared_copy(&l->sh, &from->sh, err));
-        }
-        l->cache = (rt_buf){0};
-    }
-    return MLA_OK;
-}
-
-mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *err)
-{
-    *out = NULL;
-    if (of->parent) of = of->parent;
-    RT_TRY(check_dtype(kv_dtype, err));
-    mla_rt *rt = mla_alloc(1, sizeof *rt, 1);
-    if (!rt) return mla_fail(err, MLA_ENOMEM, "runtime");
-    *rt = *of;
-    rt->single = NULL;
-    rt->o.kv_dtype = kv_dtype;
-    rt->bytes = rt->peak = rt->open_seqs = rt->children = 0;
-    rt->parent = of;
-    rt->codec = NULL;
-    memset(rt->scratch, 0, sizeof rt->scratch);
-    rt_pool_init(rt);
-    of->children++;
-    mla_status st = share_layers(rt, of, err);
-    if (st != MLA_OK) {
-        mla_rt_close(rt);
-        return st;
-    }
-    *out = rt;
-    return MLA_OK;
-}
-
-mla_status mla_rt_single(mla_rt **out, mla_rt *of, mla_err *err)
-{
-    mla_backend *be;
-    *out = NULL;
-    if (!of->be->ops->single || of->o.stream_layers || of->codec) return MLA_OK;
-    RT_TRY(RT_OP(of, single, &be, err));
-    mla_status st = mla_rt_share(out, of, of->o.kv_dtype, err);
-    if (st == MLA_OK) (*out)->be = (*out)->single = be;
-    else mla_backend_close(be);
-    return st;
 }
 
 /* What stays of a runtime that borrowed its resident weights. */
@@ -257,7 +191,8 @@ static mla_status swap_factors(mla_rt *rt, rt_layer *l, const mla_factors *f, co
     l->sh_key = (rt_lin){0};
     l->sh_query = NULL;
     l->sh = (mla_shared){0};
-    mla_status st = copy_factors(&l->f, f, err);
+    l->f = (mla_factors){0};
+    mla_status st = f ? mla_factors_copy(&l->f, f, err) : MLA_OK;
     if (st == MLA_OK && sh) st = mla_shared_copy(&l->sh, sh, err);
     if (st == MLA_OK) st = rt_layer_dims(rt, l, err);
     if (st == MLA_OK && l->loaded && f) st = rt_latent_load(rt, l, err);
