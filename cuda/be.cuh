@@ -108,6 +108,10 @@ bool codes_few_fits(const mla_weight *w, size_t T);
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
+/* bf16 layers of many tokens (linear_many.cu): whether they share their tokens and the norm before them can be taken in. */
+bool many_fits(const mla_norm_args *norm, const mla_linear_job *jobs, size_t n);
+mla_status many_run(mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err);
+mla_status many_mlp(mla_cuda *c, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err);
 /* Outputs of a tile: their weights take at most TILE_BYTES. */
 size_t tile_outputs(const mla_weight *w);
 mla_status trellis_new(mla_weight *w, const mla_coded *c, mla_err *err);
@@ -122,6 +126,7 @@ size_t cu_weight_bytes(const mla_weight *);
 mla_status cu_linear(mla_backend *, const mla_weight *, const mla_linear_args *, mla_err *);
 mla_status cu_linears(mla_backend *, const mla_norm_args *, const mla_linear_job *, size_t, mla_err *);
 mla_status cu_gated(mla_backend *, const mla_norm_args *, const mla_gated_args *, mla_err *);
+mla_status cu_mlp(mla_backend *, const mla_norm_args *, const mla_gated_args *, const mla_linear_job *, mla_err *);
 mla_status cu_record(mla_backend *, mla_err *);
 mla_status cu_record_end(mla_backend *, mla_tape **, mla_err *);
 mla_status cu_replay(mla_backend *, const mla_tape *, mla_err *);
@@ -142,6 +147,7 @@ mla_status cu_attention(mla_backend *, const mla_attn_args *, mla_err *);
 mla_status cu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status cu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
 mla_status cu_gram(mla_backend *, const mla_gram_args *, mla_err *);
+mla_status cu_moments(mla_backend *, const mla_moments_args *, mla_err *);
 mla_status cu_range(mla_backend *, const mla_mem *, size_t, size_t, size_t, mla_range *, mla_err *);
 mla_status cu_eigh(mla_backend *, double *, double *, size_t, mla_err *);
 #endif

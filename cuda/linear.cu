@@ -1,11 +1,11 @@
-/* Linear layers: f32 by the contract's own sequence of fused multiply-adds, bf16 by cuBLASLt, of few tokens by linear_few.cu. */
+/* Linear layers: f32 by the contract's own sequence of fused multiply-adds, bf16 of many tokens by linear_many.cu, of few by linear_few.cu. */
 #include <stdlib.h>
 
 #include "cuda/be.cuh"
 #include "cuda/linear_few.cuh"
 #include "cuda/rows.cuh"
 
-enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128, ROWS_Y = 65535, TILE_BYTES = 64 << 20 };
+enum { PANEL = 256, TILE = 64, STEP = 16, FEW = 16, COLS = 128 };
 
 /* ---- f32: per output a chain of fmaf over k within each panel of 256 from zero, panels added in order */
 
@@ -97,61 +97,6 @@ static mla_status linear_f32(mla_cuda *c, const mla_weight *w, const mla_linear_
 
 /* ---- bf16 */
 
-/* Grid (in8 / 8 / 128, rows): a thread rounds 8 neighbours; wide: rows of x start on 16 bytes. */
-static __global__ void __launch_bounds__(128) round_rows(__nv_bfloat16 *y, const float *x, size_t ldx, size_t T, size_t in, size_t in8, bool wide)
-{
-    const size_t i = (blockIdx.x * (size_t)128 + threadIdx.x) * 8, t = blockIdx.y + blockIdx.z * (size_t)ROWS_Y;
-    if (i >= in8 || t >= T) return;
-    const float *from = x + t * ldx + i;
-    float v[8];
-    if (wide && i + 8 <= in) {
-        *(float4 *)v = *(const float4 *)from;
-        *(float4 *)(v + 4) = *(const float4 *)(from + 4);
-    } else {
-        for (int e = 0; e < 8; e++) v[e] = i + e < in ? from[e] : 0.f;
-    }
-    uint32_t r[4];
-    for (int e = 0; e < 4; e++) {
-        const __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * e], v[2 * e + 1]);
-        r[e] = *(const uint32_t *)&two;
-    }
-    *(uint4 *)(y + t * in8 + i) = make_uint4(r[0], r[1], r[2], r[3]);
-}
-static __global__ void put_rows(float *y, size_t ldy, const float *sum, size_t ldsum, size_t T, size_t out, const float *bias, bool accumulate)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < T * out) put(y + i / out * ldy + i % out, sum[i / out * ldsum + i % out], bias ? bias + i % out : NULL, accumulate);
-}
-
-/* C (T, out; ldc) = X (T, in8) W^T, in cuBLAS's column-major eyes C^T = W X^T. */
-static mla_status gemm_bf16(mla_cuda *c, const mla_weight *w, const void *x, float *y, size_t ldc, size_t T, mla_err *err)
-{
-    cublasLtMatmulDesc_t op = NULL;
-    cublasLtMatrixLayout_t A = NULL, B = NULL, C = NULL;
-    cublasLtMatmulPreference_t pref = NULL;
-    cublasLtMatmulHeuristicResult_t found = {};
-    int n = 0;
-    const float one = 1.f, zero = 0.f;
-    const cublasOperation_t t = CUBLAS_OP_T;
-    const size_t space = LT_SPACE;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
-    if (!s) s = cublasLtMatrixLayoutCreate(&A, CUDA_R_16BF, w->in8, w->out, (int64_t)w->in8);
-    if (!s) s = cublasLtMatrixLayoutCreate(&B, CUDA_R_16BF, w->in8, T, (int64_t)w->in8);
-    if (!s) s = cublasLtMatrixLayoutCreate(&C, CUDA_R_32F, w->out, T, (int64_t)ldc);
-    if (!s) s = cublasLtMatmulPreferenceCreate(&pref);
-    if (!s) s = cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space, sizeof space);
-    if (!s) s = cublasLtMatmulAlgoGetHeuristic(c->lt, op, A, B, C, C, pref, 1, &found, &n);
-    if (!s && n == 0) s = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!s) s = cublasLtMatmul(c->lt, op, &one, w->data, A, x, B, &zero, y, C, y, C, &found.algo, c->lt_space, LT_SPACE, c->stream);
-    if (pref) cublasLtMatmulPreferenceDestroy(pref);
-    if (C) cublasLtMatrixLayoutDestroy(C);
-    if (B) cublasLtMatrixLayoutDestroy(B);
-    if (A) cublasLtMatrixLayoutDestroy(A);
-    if (op) cublasLtMatmulDescDestroy(op);
-    return cublas_ok(s, "linear bf16", err);
-}
-
 /* Few tokens where linear_few.cu does not serve: a warp takes R rows of W, a lane 8 neighbouring values at a time; x is rounded on the way and comes from L1. */
 template <int T, int R>
 static __global__ void __launch_bounds__(256) linear_bf16_few(const __nv_bfloat16 *w, size_t in, size_t out, const float *x, size_t ldx, int tokens,
@@ -201,21 +146,10 @@ template <int T, int R> static mla_status run_few(mla_cuda *c, const mla_weight 
 
 static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
-    const bool direct = !a->bias && !a->accumulate && !((uintptr_t)a->y % 16) && a->ldy % 4 == 0;
-    if (a->T <= 8 && w->in == w->in8 && a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0)
+    const mla_linear_job job = {w, *a};
+    if (!w->codes && a->T <= 8 && w->in == w->in8 && a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0)
         return a->T == 1 ? run_few<1, 2>(c, w, a, err) : a->T == 2 ? run_few<2, 2>(c, w, a, err) : a->T <= 4 ? run_few<4, 4>(c, w, a, err) : run_few<8, 4>(c, w, a, err);
-    const size_t ld = (w->out + 3) / 4 * 4, xb = pad256(a->T * w->in8 * 2);
-    char *s;
-    mla_status st = cu_scratch(c, xb + (direct ? 0 : a->T * ld * 4), "linear bf16", &s, err);
-    if (st) return st;
-    const dim3 grid(grid_of(w->in8, 1024), (unsigned)(a->T < ROWS_Y ? a->T : (size_t)ROWS_Y), grid_of(a->T, ROWS_Y));
-    round_rows<<<grid, 128, 0, c->stream>>>((__nv_bfloat16 *)s, cf32p(a->x), a->ldx, a->T, w->in, w->in8, a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0);
-    if ((st = launched("linear bf16", err))) return st;
-    if (direct) return gemm_bf16(c, w, s, f32p(a->y), a->ldy, a->T, err);
-    float *sum = (float *)(s + xb);
-    if ((st = gemm_bf16(c, w, s, sum, ld, a->T, err))) return st;
-    put_rows<<<grid_of(a->T * w->out, 256), 256, 0, c->stream>>>(f32p(a->y), a->ldy, sum, ld, a->T, w->out, a->bias ? cf32p(a->bias) : NULL, a->accumulate);
-    return launched("linear bf16", err);
+    return many_run(c, NULL, &job, 1, err);
 }
 
 /* The layers as one launch of linear_few.cu; false: they do not fit it. */
@@ -241,25 +175,19 @@ mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_arg
     return w->precision == MLA_PREC_F32 ? linear_f32(c, w, a, err) : linear_bf16(c, w, a, err);
 }
 
-size_t tile_outputs(const mla_weight *w)
-{
-    const size_t row = w->precision == MLA_PREC_F32 ? w->in * 4 : w->in8 * 2, n = TILE_BYTES / row / 8 * 8;
-    return n < 64 ? 64 : n;
-}
-
-/* Codes: tiles of outputs are decoded one after the other, each multiplied as a weight of its own. */
+/* Codes in f32: tiles of outputs are decoded one after the other, each multiplied as a weight of its own. */
 static mla_status linear_codes(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
     char *tile;
     const size_t most = tile_outputs(w);
-    mla_status st = cu_tile(c, (most < w->out ? most : w->out) * (w->precision == MLA_PREC_F32 ? w->in * 4 : w->in8 * 2), "packed weight", &tile, err);
+    mla_status st = cu_tile(c, (most < w->out ? most : w->out) * w->in * 4, "packed weight", &tile, err);
     for (size_t o = 0; !st && o < w->out; o += most) {
         const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
         mla_linear_args b = *a;
         b.y = mla_at(a->y, o);
         if (a->bias) b.bias = mla_at(a->bias, o);
         st = codes_decode(c, w, tile, o, part.out, err);
-        if (!st) st = linear_decoded(c, &part, &b, err);
+        if (!st) st = linear_f32(c, &part, &b, err);
     }
     return st;
 }
@@ -271,7 +199,8 @@ mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args
     FewP p;
     if (a->T == 0) return MLA_OK;
     if (w->trellis) return trellis_linear(c, w, a, err);
-    if (w->codes) return w->precision == MLA_PREC_BF16 && codes_few_fits(w, a->T) ? codes_few_run(c, w, a, err) : linear_codes(c, w, a, err);
+    if (w->codes && w->precision == MLA_PREC_F32) return linear_codes(c, w, a, err);
+    if (w->codes && codes_few_fits(w, a->T)) return codes_few_run(c, w, a, err);
     if (few_of(&p, c, NULL, &job, 1)) return few_run(&p, c->sms, c->stream, err);
     return linear_decoded(c, w, a, err);
 }
@@ -284,6 +213,7 @@ mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_line
             if ((st = cu_linears(be, NULL, jobs, FEW_JOBS, err))) return st;
     }
     if (n && jobs[0].a.T && few_of(&p, cu_of(be), norm, jobs, n)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
+    if (n && jobs[0].a.T > FEW_TOKENS && many_fits(norm, jobs, n)) return many_run(cu_of(be), norm, jobs, n, err);
     return mla_linears_singly(be, norm, jobs, n, err);
 }
 
@@ -296,6 +226,14 @@ mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_
     if (!a->T || a->up->precision != MLA_PREC_BF16 || a->up->codes || a->up->trellis || !few_of(&p, cu_of(be), norm, &job, 1)) return mla_gated_singly(be, norm, a, err);
     p.pairs = 1, p.job[0].w2 = (const __nv_bfloat16 *)a->up->data;
     return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
+}
+
+mla_status cu_mlp(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err)
+{
+    const mla_linear_job gate_up[2] = {{a->gate, {a->g, a->out, a->x, a->ldx, a->T, NULL, false}}, {a->up, {a->u, a->out, a->x, a->ldx, a->T, NULL, false}}};
+    if (a->T <= FEW_TOKENS || a->gate->out != a->out || a->up->out != a->out || down->w->in != a->out || down->w->trellis || !many_fits(norm, gate_up, 2) || !many_fits(NULL, down, 1))
+        return mla_mlp_singly(be, norm, a, down, err);
+    return many_mlp(cu_of(be), norm, a, down, err);
 }
 
 static __global__ void embed_rows(float *y, const void *w, const int32_t *ids, size_t T, size_t in, size_t in8, size_t out, bool f32)

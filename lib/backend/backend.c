@@ -61,3 +61,9 @@ mla_status mla_gated_singly(mla_backend *be, const mla_norm_args *norm, const ml
     mla_status st = mla_linears_singly(be, norm, jobs, 2, err);
     return st == MLA_OK ? be->ops->silu_mul(be, a->g, a->g, a->u, a->T * out, err) : st;
 }
+
+mla_status mla_mlp_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err)
+{
+    mla_status st = be->ops->gated(be, norm, a, err);
+    return st == MLA_OK ? be->ops->linear(be, down->w, &down->a, err) : st;
+}

@@ -216,6 +216,30 @@ typedef struct { /* acc (n,n) += sum_t w_t y y^T, sum (n) += sum_t w_t y, with y
     bool split;
 } mla_gram_args;
 
+/* Attention-weighted moments of one layer on one row of T tokens from position 0: retrofit/stats/stats.h says what the sums
+ * mean, retrofit/stats/moments.c is the reference. Products in fp32, sums over tokens in fp64, the same bits every run. */
+typedef struct {
+    size_t T, H, G, d, dk, rot; /* dk: the last dims of a key, those that M is of; dk == d && rot: they turn */
+    mla_mem *q, *q_rot;      /* (T, H, d) before and after rotation */
+    mla_mem *k_rot, *v;      /* (T, G, d) */
+    mla_mem *o;              /* (T, H, d) before the gate */
+    mla_mem *gate;           /* pre-sigmoid, (T, H, d) at these strides; NULL: ungated */
+    size_t gate_ld, gate_h;
+    mla_mem *inv2;           /* (T, G) factors of the tokens; NULL: 1 */
+    mla_mem *gain;           /* (dk) factors of the queries; NULL: 1 */
+    mla_mem *R;              /* (H, d, d) */
+    mla_mem *cos, *sin;      /* (T, rot/2) of positions 0.., where keys turn */
+    float attn_scale, rope_gain;
+    bool gate_only;          /* GG alone */
+    /* f64, added to */
+    mla_mem *M, *kappa;      /* (G, dk, dk), (H, H) */
+    mla_mem *GG;             /* gate_blocks x (gate_dim, gate_dim) */
+    size_t gate_blocks, gate_dim;
+    mla_mem *Q, *turn;       /* (H, dk, dk), (H, rot/2, 3); NULL: not wanted */
+    mla_mem *wsum;           /* (1) */
+    mla_mem *w;              /* f64 (T): the tokens' weights, set */
+} mla_moments_args;
+
 typedef struct {
     double amax, sum2;       /* over finite values */
     uint64_t n, nonfinite;
@@ -282,11 +306,15 @@ typedef struct {
     mla_status (*record_end)(mla_backend *, mla_tape **out, mla_err *);
     mla_status (*replay)(mla_backend *, const mla_tape *, mla_err *);
     void (*tape_free)(mla_backend *, mla_tape *); /* NULL is fine */
+    mla_status (*moments)(mla_backend *, const mla_moments_args *, mla_err *); /* NULL: the host is to compute them */
+    /* gated, then the layer `down` whose x is its g: the same bits as one by one; what g and u hold afterwards is undefined. */
+    mla_status (*mlp)(mla_backend *, const mla_norm_args *norm, const mla_gated_args *, const mla_linear_job *down, mla_err *);
 } mla_backend_ops;
 
-/* linears and gated by the table's own single operations, for backends that have no better way. */
+/* linears, gated and mlp by the table's own single operations, for backends that have no better way. */
 MLA_CHECKED mla_status mla_linears_singly(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err);
 MLA_CHECKED mla_status mla_gated_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err);
+MLA_CHECKED mla_status mla_mlp_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err);
 
 struct mla_backend {
     const mla_backend_ops *ops; /* first member of every backend's own struct */

@@ -9,7 +9,7 @@
 size_t rt_logit_rows(const mla_rt *rt)
 {
     size_t n = ((size_t)16 << 20) / rt->cfg->vocab; /* 64 MiB of logits */
-    return n < 1 ? 1 : n > RT_BLOCK_ROWS ? RT_BLOCK_ROWS : n;
+    return n < 1 ? 1 : n > rt_block_rows(rt) ? rt_block_rows(rt) : n;
 }
 
 mla_status rt_logits(mla_rt *rt, mla_mem *x, size_t rows, float *logits, mla_err *err)
@@ -24,7 +24,7 @@ mla_status rt_logits(mla_rt *rt, mla_mem *x, size_t rows, float *logits, mla_err
 /* Hidden states after the final norm, for the job and for who taps. */
 static mla_status hidden(mla_rt *rt, mla_job *j, size_t at, mla_mem *x, mla_tap_fn tap, void *ctx, mla_err *err)
 {
-    size_t D = rt->cfg->hidden, step = tap ? j->T : RT_BLOCK_ROWS;
+    size_t D = rt->cfg->hidden, step = tap ? j->T : rt_block_rows(rt);
     mla_mem *h;
     if (!j->hidden && !tap) return MLA_OK;
     for (size_t t = 0; t < j->T; t += step) {

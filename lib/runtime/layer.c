@@ -44,11 +44,12 @@ mla_status rt_mlp(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err
         const mla_linear_job jobs[2] = {rt_job(&l->gate, g, h, b->rows), rt_job(&l->up, u, h, b->rows)};
         RT_TRY(RT_OP(rt, linears, io->norm, jobs, 2, err));
         RT_TRY(RT_OP(rt, silu_mul, g.p, g.p, u.p, b->rows * I, err));
-    } else {
-        const mla_gated_args a = {.gate = l->gate.w, .up = l->up.w, .out = I, .g = g.p, .u = u.p, .x = h.p, .ldx = D, .T = b->rows};
-        RT_TRY(RT_OP(rt, gated, io->norm, &a, err));
+        return rt_linear_out(rt, &l->down, io, g, b->rows, err);
     }
-    return rt_linear_out(rt, &l->down, io, g, b->rows, err);
+    const mla_gated_args a = {.gate = l->gate.w, .up = l->up.w, .out = I, .g = g.p, .u = u.p, .x = h.p, .ldx = D, .T = b->rows};
+    mla_linear_job down = rt_job(&l->down, (rt_rows){io->out, D}, g, b->rows);
+    down.a.accumulate = io->add;
+    return RT_OP(rt, mlp, io->norm, &a, &down, err);
 }
 
 static mla_status mixer(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)

@@ -48,7 +48,7 @@ static mla_status input(mla_rt *rt, const mla_mtp_job *j, mla_mem *x, mla_err *e
     return rt_linear(rt, &rt->mtp_fc, (rt_rows){x, D}, (rt_rows){cat, 2 * D}, j->T, err);
 }
 
-/* At most RT_BLOCK_ROWS tokens, or any number when tapped. */
+/* At most rt_block_rows tokens, or any number when tapped. */
 static mla_status chunk(mla_rt *rt, const mla_mtp_job *j, mla_tap_fn tap, void *ctx, mla_err *err)
 {
     mla_seq *s = j->seq;
@@ -91,7 +91,7 @@ static mla_status check(const mla_rt *rt, const mla_mtp_job *j, mla_err *err)
 mla_status mla_rt_mtp_run(mla_rt *rt, const mla_mtp_job *job, mla_tap_fn tap, void *ctx, mla_err *err)
 {
     RT_TRY(check(rt, job, err));
-    size_t step = tap ? job->T : RT_BLOCK_ROWS, D = rt->cfg->hidden;
+    size_t step = tap ? job->T : rt_block_rows(rt), D = rt->cfg->hidden;
     job->seq->broken = true;
     mla_status st = rt_embed_load(rt, err);
     if (st == MLA_OK) st = rt_mtp_load(rt, err);

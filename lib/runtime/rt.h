@@ -283,7 +283,7 @@ MLA_CHECKED mla_status rt_finish(mla_rt *rt, mla_job *jobs, size_t n, mla_mem *x
 /* Logits of rows x (rows, D), already normed, to host memory. */
 MLA_CHECKED mla_status rt_logits(mla_rt *rt, mla_mem *x, size_t rows, float *logits, mla_err *err);
 MLA_CHECKED mla_status rt_norm(mla_rt *rt, const rt_buf *gain, rt_rows y, rt_rows x, size_t rows, size_t d, mla_err *err);
-/* Most rows that go through a layer, or the head, at once when nobody taps. */
-#define RT_BLOCK_ROWS 1024
+/* Most rows that go through a layer, or the head, at once when nobody taps: as many as make products of weights fast. */
+static inline size_t rt_block_rows(const mla_rt *rt) { return rt->be->ops->queues ? 8192 : 1024; }
 size_t rt_logit_rows(const mla_rt *rt);
 #endif

@@ -80,11 +80,11 @@ static mla_status embed(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
     return MLA_OK;
 }
 
-/* Blocks of at most RT_BLOCK_ROWS rows, jobs in order. Who taps sees a job's rows whole: then jobs are not cut. */
+/* Blocks of at most rt_block_rows rows, jobs in order. Who taps sees a job's rows whole: then jobs are not cut. */
 static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
 {
     mla_rt *rt = p->rt;
-    size_t half = rt->cfg->rope.rot / 2, D = rt->cfg->hidden, most = p->n + p->rows / RT_BLOCK_ROWS + 1, np = 0, row = 0;
+    size_t half = rt->cfg->rope.rot / 2, D = rt->cfg->hidden, limit = rt_block_rows(rt), most = p->n + p->rows / limit + 1, np = 0, row = 0;
     p->piece = mla_alloc(most, sizeof *p->piece, 1);
     p->block = mla_alloc(most, sizeof *p->block, 1);
     if (!p->piece || !p->block) return mla_fail(err, MLA_ENOMEM, "run of %zu sequences", p->n);
@@ -93,11 +93,11 @@ static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
         const mla_job *j = &p->job[i];
         mla_seq *s = j->seq;
         for (size_t t = 0; t < j->T;) {
-            size_t n = j->T - t, room = b ? RT_BLOCK_ROWS - (b->rows < RT_BLOCK_ROWS ? b->rows : RT_BLOCK_ROWS) : 0;
+            size_t n = j->T - t, room = b ? limit - (b->rows < limit ? b->rows : limit) : 0;
             if (!b || !room || (tap && n > room)) {
                 b = &p->block[p->n_block++];
                 *b = (rt_block){.x = mla_at(p->x, row * D), .piece = &p->piece[np], .tap = tap, .ctx = ctx};
-                room = RT_BLOCK_ROWS;
+                room = limit;
             }
             if (!tap && n > room) n = room;
             size_t pos = s->len + t;

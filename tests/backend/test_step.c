@@ -46,7 +46,7 @@ static void check_cursor(mla_backend *be, mla_isa isa)
 START_TEST(a_cursor_says_what_arguments_say) { lab_each_isa("cursor", 2, check_cursor); }
 END_TEST
 
-/* linears and gated are the single operations, with a norm before them or without. */
+/* linears, gated and mlp are the single operations, with a norm before them or without. */
 static void check_compound(mla_backend *be, mla_isa isa)
 {
     enum { IN = 70, OUT = 33 };
@@ -77,6 +77,15 @@ static void check_compound(mla_backend *be, mla_isa isa)
         mla_gated_args ga = {.gate = w[0], .up = w[1], .out = OUT, .g = dev(y[1][2]), .u = dev(y[1][0]), .x = dev(from), .ldx = IN, .T = T};
         ck_ok(be->ops->gated(be, normed ? &norm : NULL, &ga, &err));
         ck_assert(lab_same_bits("gated", y[1][2], y[0][2], (size_t)T * OUT));
+        float *w2 = lab_normals((size_t)IN * OUT, 6, 1), *z[2] = {lab_normals((size_t)T * IN, 7, 1), lab_normals((size_t)T * IN, 7, 1)};
+        mla_weight *down = lab_weight(be, w2, IN, OUT, p & 2 ? MLA_PREC_BF16 : MLA_PREC_F32);
+        mla_linear_job last = {down, {.y = dev(z[0]), .ldy = IN, .x = dev(y[0][2]), .ldx = OUT, .T = T, .accumulate = true}};
+        ck_ok(be->ops->linear(be, down, &last.a, &err));
+        last.a.y = dev(z[1]), last.a.x = ga.g;
+        ck_ok(be->ops->mlp(be, normed ? &norm : NULL, &ga, &last, &err));
+        ck_assert(lab_same_bits("gated and the layer after it", z[1], z[0], (size_t)T * IN));
+        be->ops->weight_free(be, down);
+        mla_free(w2), mla_free(z[0]), mla_free(z[1]);
         for (int k = 0; k < 2; k++) {
             be->ops->weight_free(be, w[k]);
             for (int i = 0; i < 3; i++) mla_free(y[k][i]);

@@ -8,6 +8,12 @@
 
 #include "cut.h"
 
+/* A call of the toolkit, whose error the program keeps in `err`. */
+#define OK(x)                                                                 \
+    do {                                                                      \
+        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3); \
+    } while (0)
+
 static __global__ void fill_random(void *p, bool f32, size_t n, uint64_t seed, float size)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {

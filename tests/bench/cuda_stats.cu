@@ -14,11 +14,6 @@ enum { QKV = (2 * NK + NV) * DL, V = NV * DL, N = G * (DH - ROT) + G * DH };
 
 static mla_backend *be;
 static mla_err err;
-#define OK(x)                                                                   \
-    do {                                                                        \
-        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);   \
-    } while (0)
-
 static float noise[1 << 20];
 /* Rows of N(0, 1/in) out of a drawn block, each from another place. */
 static mla_status drawn_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
@@ -50,11 +45,10 @@ static mla_mem *room(size_t n, float size = 0)
 static mla_mem *x, *h, *a0, *a1, *a2, *a3, *a4, *gain, *cosines, *sines, *pool, *state, *conv_state, *conv_w, *head, *features, *acc, *sum, *token_w;
 static mla_weight *wq, *wk, *wv, *wo, *wqkv, *wz, *wb, *wa, *wout, *gate[2], *up[2], *down[2];
 
-static void linear(mla_weight *w, mla_mem *y, size_t ldy, mla_mem *in, size_t ldx)
-{
-    const mla_linear_args a = {y, ldy, in, ldx, T, NULL, false};
-    OK(be->ops->linear(be, w, &a, &err));
-}
+/* As the runtime does: layers of one input in one call with the norm before them, the last one added to the residual stream. */
+static mla_linear_job job(mla_weight *w, mla_mem *y, size_t ldy, mla_mem *in, size_t ldx, bool add = false) { return {w, {y, ldy, in, ldx, T, NULL, add}}; }
+static void linears(std::vector<mla_linear_job> jobs, const mla_norm_args *norm = NULL) { OK(be->ops->linears(be, norm, jobs.data(), jobs.size(), &err)); }
+static mla_norm_args of_x(void) { return {h, D, x, D, T, D, gain, 1e-6}; }
 static void norm(mla_mem *y, mla_mem *in, size_t rows, size_t d)
 {
     const mla_norm_args a = {y, d, in, d, rows, d, gain, 1e-6};
@@ -62,30 +56,26 @@ static void norm(mla_mem *y, mla_mem *in, size_t rows, size_t d)
 }
 static void mlp(int i)
 {
-    norm(h, x, T, D);
-    linear(gate[i], a0, FFN, h, D);
-    linear(up[i], a1, FFN, h, D);
-    OK(be->ops->silu_mul(be, a0, a0, a1, (size_t)T * FFN, &err));
-    linear(down[i], h, D, a0, FFN);
-    OK(be->ops->add(be, x, h, (size_t)T * D, &err));
+    const mla_norm_args n = of_x();
+    const mla_gated_args g = {gate[i], up[i], FFN, a0, a1, h, D, T};
+    const mla_linear_job last = job(down[i], x, D, a0, FFN, true);
+    OK(be->ops->mlp(be, &n, &g, &last, &err));
 }
 static void attention_layer(void)
 {
-    norm(h, x, T, D);
-    linear(wq, a0, 2 * H * DH, h, D); /* queries and gates */
-    linear(wk, a1, G * DH, h, D);
-    linear(wv, a2, G * DH, h, D);
+    const mla_norm_args n = of_x();
+    linears({job(wq, a0, 2 * H * DH, h, D), job(wk, a1, G * DH, h, D), job(wv, a2, G * DH, h, D)}, &n); /* wq: queries and gates */
     OK(be->ops->copy_rows(be, a3, H * DH, a0, 2 * H * DH, T, H * DH, &err));
     norm(a3, a3, (size_t)T * H, DH);
     norm(a1, a1, (size_t)T * G, DH);
     for (int r = 0; r < ROWS; r++) {
         mla_mem *q = mla_at(a3, (size_t)r * ROW * H * DH), *k = mla_at(a1, (size_t)r * ROW * G * DH), *v = mla_at(a2, (size_t)r * ROW * G * DH);
-        const mla_rope_args rq = {q, H * DH, ROW, H, DH, ROT, cosines, sines}, rk = {k, G * DH, ROW, G, DH, ROT, cosines, sines};
+        const mla_rope_args rq = {q, H * DH, ROW, H, DH, ROT, cosines, sines, NULL}, rk = {k, G * DH, ROW, G, DH, ROT, cosines, sines, NULL};
         OK(be->ops->rope(be, &rq, &err));
         OK(be->ops->rope(be, &rk, &err));
         mla_kv_view kv = {pool, NULL, PAGE, 2 * G * DH, 0, DH, MLA_BF16, 1.f}, vv = kv;
         vv.col = G * DH;
-        const mla_kv_write_args w1 = {kv, k, G * DH, ROW, G * DH, 0}, w2 = {vv, v, G * DH, ROW, G * DH, 0};
+        const mla_kv_write_args w1 = {kv, k, G * DH, ROW, G * DH, 0, NULL}, w2 = {vv, v, G * DH, ROW, G * DH, 0, NULL};
         OK(be->ops->kv_write(be, &w1, &err));
         OK(be->ops->kv_write(be, &w2, &err));
         mla_attn_args a = {};
@@ -94,17 +84,13 @@ static void attention_layer(void)
         OK(be->ops->attention(be, &a, &err));
     }
     OK(be->ops->sigmoid_mul(be, a4, mla_at(a0, H * DH), T, H * DH, 2 * H * DH, &err));
-    linear(wo, h, D, a4, H * DH);
-    OK(be->ops->add(be, x, h, (size_t)T * D, &err));
+    linears({job(wo, x, D, a4, H * DH, true)});
     mlp(0);
 }
 static void delta_layer(void)
 {
-    norm(h, x, T, D);
-    linear(wqkv, a0, QKV, h, D);
-    linear(wz, a1, V, h, D);
-    linear(wb, a3, NV, h, D);
-    linear(wa, a4, NV, h, D);
+    const mla_norm_args n = of_x();
+    linears({job(wqkv, a0, QKV, h, D), job(wz, a1, V, h, D), job(wb, a3, NV, h, D), job(wa, a4, NV, h, D)}, &n);
     for (int r = 0; r < ROWS; r++) {
         const size_t t = (size_t)r * ROW;
         const mla_conv_args c = {mla_at(a2, t * QKV), mla_at(a0, t * QKV), conv_w, conv_state, ROW, QKV, CONV};
@@ -114,8 +100,7 @@ static void delta_layer(void)
     }
     const mla_gated_norm_args gn = {a0, h, a1, gain, (size_t)T * NV, DL, 1e-6};
     OK(be->ops->gated_norm(be, &gn, &err));
-    linear(wout, h, D, a0, V);
-    OK(be->ops->add(be, x, h, (size_t)T * D, &err));
+    linears({job(wout, x, D, a0, V, true)});
     mlp(1);
 }
 /* What the collector adds per attention layer: the features of a row beside one another, and their weighted moments. */
@@ -143,13 +128,13 @@ static void prepare(void)
 /* Both kinds of layer without anything but the products of their weights. */
 static void products(void)
 {
-    for (mla_weight *w : {wq, wk, wv, gate[0], up[0]}) linear(w, a0, FFN, h, D);
-    linear(wo, h, D, a4, H * DH);
-    linear(down[0], h, D, a0, FFN);
+    linears({job(wq, a0, FFN, h, D), job(wk, a0, FFN, h, D), job(wv, a0, FFN, h, D), job(gate[0], a0, FFN, h, D), job(up[0], a0, FFN, h, D)});
+    linears({job(wo, h, D, a4, H * DH)});
+    linears({job(down[0], h, D, a0, FFN)});
     for (int i = 0; i < 3; i++) {
-        for (mla_weight *w : {wqkv, wz, wb, wa, gate[1], up[1]}) linear(w, a0, FFN, h, D);
-        linear(wout, h, D, a1, V);
-        linear(down[1], h, D, a0, FFN);
+        linears({job(wqkv, a0, FFN, h, D), job(wz, a0, FFN, h, D), job(wb, a0, FFN, h, D), job(wa, a0, FFN, h, D), job(gate[1], a0, FFN, h, D), job(up[1], a0, FFN, h, D)});
+        linears({job(wout, h, D, a1, V)});
+        linears({job(down[1], h, D, a0, FFN)});
     }
 }
 

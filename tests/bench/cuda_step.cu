@@ -15,11 +15,6 @@ static mla_err err;
 static double weight_bytes;
 static std::vector<float> block;
 
-#define OK(x)                                                                 \
-    do {                                                                      \
-        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3); \
-    } while (0)
-
 static mla_status rows_of_block(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
 {
     const size_t in = *(size_t *)ctx;

@@ -18,11 +18,6 @@ static const size_t OUT[MATS] = {17408, 17408, 5120, 10240, 6144}, IN[MATS] = {5
 
 static mla_backend *be;
 static mla_err err;
-#define OK(x)                                                                   \
-    do {                                                                        \
-        if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);   \
-    } while (0)
-
 static size_t bytes_of(int i) { return OUT[i] * IN[i] * 2; }
 static size_t layer_bytes(void)
 {

@@ -244,6 +244,7 @@ static const mla_backend_ops CPU_OPS = {
     .eigh = mla_cpu_eigh,
     .linears = mla_linears_singly,
     .gated = mla_gated_singly,
+    .mlp = mla_mlp_singly,
     .single = cpu_single,
     .mixed_rows = true,
 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "retrofit/stats/device.h"
 #include "retrofit/stats/divisor.h"
 #include "retrofit/solve/metric.h"
 #include "retrofit/stats/moments.h"
@@ -17,7 +18,8 @@ struct mla_collector {
     const mla_config *cfg;
     size_t layers;
     double **R;             /* per full-attention layer: (H, d, d) */
-    mla_moments *mom;
+    mla_moments *mom;       /* of the host */
+    mla_dev_moments *dev;   /* of the device instead, which has them; NULL otherwise */
     double *inv_freq;
     float *host;            /* q, q_rot, k_rot, v, o, gate, y of one row */
     double *w;              /* (T) */
@@ -76,8 +78,9 @@ static mla_status from_device(mla_collector *c, mla_err *err)
     mla_backend *be = c->o.be;
     mla_status st = MLA_OK;
     for (size_t i = 0; i < c->layers; i++) {
-        const mla_layer_stats *l = &c->out->layer[i];
+        mla_layer_stats *l = &c->out->layer[i];
         size_t n = l->n;
+        if (c->dev && st == MLA_OK) st = mla_dev_moments_take(c->dev, i, l, err);
         if (!c->dev_C[i]) continue;
         if (st == MLA_OK) st = be->ops->download(be, l->C, c->dev_C[i], n * n * sizeof *l->C, err);
         if (st == MLA_OK) st = be->ops->download(be, l->sum, mla_at_bytes(c->dev_C[i], n * n * sizeof *l->C), n * sizeof *l->sum, err);
@@ -87,17 +90,38 @@ static mla_status from_device(mla_collector *c, mla_err *err)
     return st;
 }
 
-static mla_status add_covariance(mla_collector *c, const mla_layer_stats *l, size_t i, const float *y, size_t T, mla_err *err)
+static mla_moment_opts moment_opts(const mla_collector *c)
+{
+    return (mla_moment_opts){.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
+                             .rope_gain = c->cfg->rope.attention_factor};
+}
+
+/* Of dev_y and dev_w. */
+static mla_status add_covariance(mla_collector *c, const mla_layer_stats *l, size_t i, size_t T, mla_err *err)
 {
     mla_backend *be = c->o.be;
-    const mla_backend_ops *op = be->ops;
     size_t n = l->n;
     mla_status st = to_device(c, l, i, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_y, y, T * n * sizeof *y, err);
-    if (st == MLA_OK) st = op->upload(be, c->dev_w, c->w, T * sizeof *c->w, err);
     mla_gram_args a = {.acc = c->dev_C[i], .sum = mla_at_bytes(c->dev_C[i], n * n * sizeof *l->C), .x = c->dev_y, .ldx = n, .T = T, .n = n, .w = c->dev_w,
                        .shift = mla_at_bytes(c->dev_C[i], (n + 1) * n * sizeof *l->C), .split = c->o.split};
-    return st == MLA_OK ? op->gram(be, &a, err) : st;
+    return st == MLA_OK ? be->ops->gram(be, &a, err) : st;
+}
+
+/* A row whose moments the device takes: nothing but the first row's features, and in layout P the keys, comes to the host. */
+static mla_status on_device(mla_collector *c, mla_layer_stats *l, size_t i, const mla_tap_attn *a, size_t T, mla_err *err)
+{
+    size_t hk = T * l->G * l->d;
+    const mla_mem *k = c->gain ? a->k_pre : a->k;
+    float *y = c->host;
+    l->tokens += (double)T;
+    if (c->gate_only) return mla_dev_moments_add(c->dev, i, a, T, NULL, NULL, NULL, c->dev_w, err);
+    mla_status st = c->gain ? mla_tap_fetch(c->o.be, y, k, hk, err) : MLA_OK;
+    if (c->gain && st == MLA_OK) mla_divisor_add(l, c->inv2, y, T, c->cfg->rms_eps);
+    if (st == MLA_OK) st = mla_dev_moments_add(c->dev, i, a, T, c->R[i], c->gain ? c->gain[i] + (l->d - l->dk) : NULL, c->inv2, c->dev_w, err);
+    if (st == MLA_OK) st = mla_dev_features(c->dev, c->dev_y, k, a->v, T, err);
+    if (st == MLA_OK && l->tokens == (double)T && (st = c->o.be->ops->download(c->o.be, y, c->dev_y, T * l->n * sizeof *y, err)) == MLA_OK)
+        settle_shift(l, y, T);
+    return st == MLA_OK ? add_covariance(c, l, i, T, err) : st;
 }
 
 static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *err)
@@ -108,6 +132,7 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     const mla_tap_attn *a = tap->attn;
     size_t T = tap->rows, hq = T * l->H * l->d, hk = T * l->G * l->d;
     if (a->pos0 != 0) return mla_fail(err, MLA_EINTERNAL, "statistics need whole rows, got a chunk at %zu", a->pos0);
+    if (c->dev) return on_device(c, l, i, a, T, err) == MLA_OK ? MLA_OK : mla_wrap(err, "layer %zu", l->layer);
     float *q = c->host, *qr = q + hq, *k = qr + hq, *kr = k + hk, *v = kr + hk, *o = v + hk, *g = o + hq, *y = g + hq;
     mla_status st = MLA_OK;
     if (c->cfg->attn_gate && !c->o.plain) st = mla_tap_fetch_gate(c->o.be, g, a, T, l->H, l->d, err);
@@ -125,8 +150,7 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (st == MLA_OK) st = mla_tap_fetch(c->o.be, v, a->v, hk, err);
     if (st == MLA_OK && !plain) st = mla_tap_fetch(c->o.be, o, a->o, hq, err);
     if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
-    mla_moment_opts mo = {.attn_scale = mla_config_attn_scale(c->cfg), .rot = c->cfg->rope.rot, .inv_freq = c->inv_freq,
-                          .rope_gain = c->cfg->rope.attention_factor};
+    mla_moment_opts mo = moment_opts(c);
     if (c->gain) {
         mla_divisor_add(l, c->inv2, k, T, c->cfg->rms_eps);
         row.inv2 = c->inv2;
@@ -136,7 +160,11 @@ static mla_status on_attention(mla_collector *c, const mla_tap *tap, mla_err *er
     if (!plain) mla_moments_add(c->mom, l, &row, c->R[i], &mo, c->w);
     features(y, k, v, T, l);
     if (l->tokens == 0) settle_shift(l, y, T);
-    if ((st = add_covariance(c, l, i, y, T, err)) != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
+    const mla_backend_ops *op = c->o.be->ops;
+    st = op->upload(c->o.be, c->dev_y, y, T * l->n * sizeof *y, err);
+    if (st == MLA_OK) st = op->upload(c->o.be, c->dev_w, c->w, T * sizeof *c->w, err);
+    if (st == MLA_OK) st = add_covariance(c, l, i, T, err);
+    if (st != MLA_OK) return mla_wrap(err, "layer %zu", l->layer);
     for (size_t t = 0; t < T; t++) l->wsum += c->w[t];
     l->tokens += (double)T;
     return MLA_OK;
@@ -258,7 +286,9 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
     }
     mla_rope_inv_freq(c->cfg, T, c->inv_freq);
     if (o->layout == MLA_LAYOUT_P && (st = settle_gains(c, &probe, err)) != MLA_OK) goto done;
-    if ((st = mla_moments_new(&c->mom, l, T, o->pool, err)) != MLA_OK || (st = device_scratch(c, l, err)) != MLA_OK) goto done;
+    mla_moment_opts mo = moment_opts(c);
+    st = o->be->ops->moments && !o->plain ? mla_dev_moments_new(&c->dev, o->be, c->layers, l, T, &mo, err) : mla_moments_new(&c->mom, l, T, o->pool, err);
+    if (st != MLA_OK || (st = device_scratch(c, l, err)) != MLA_OK) goto done;
     for (size_t i = 0; st == MLA_OK && i < c->o.rows_per_run; i++) st = mla_seq_new(&c->seq[i], o->rt, T, err);
     if (st == MLA_OK && c->cfg->attn_gate && !o->plain) {
         c->gate_only = true;
@@ -285,6 +315,7 @@ void mla_collector_free(mla_collector *c)
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++)
         if (dev[i]) c->o.be->ops->free(c->o.be, dev[i]);
     mla_moments_free(c->mom);
+    mla_dev_moments_free(c->dev);
     mla_free(c->R);
     mla_free(c->dev_C);
     mla_free(c->seq);

@@ -22,7 +22,7 @@ typedef struct {
     bool split;             /* covariances of split bf16 numbers where the device has them (backend.h): for fast runs */
     bool plain;             /* token weights 1, no attention moments (stats.h): a plain forward pass and a Gram */
     size_t row_tokens;      /* 512 */
-    size_t rows_per_run;    /* sequences advanced together: 1 with resident weights, more when streaming */
+    size_t rows_per_run;    /* sequences advanced together: 1 with resident weights on a CPU, more when streaming or on a device that queues */
 } mla_collect_opts;
 
 typedef struct mla_collector mla_collector;

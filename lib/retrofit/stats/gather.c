@@ -26,7 +26,7 @@ static mla_status start(gather *g, mla_err *err)
     mla_rt_opts ro = {.precision = o->precision, .kv_dtype = MLA_F32, .stream_layers = o->stream_layers, .log = o->log};
     mla_status st = mla_rt_open(&g->rt, o->model, o->be, &ro, err);
     mla_collect_opts co = {.rt = g->rt, .model = o->model, .be = o->be, .pool = o->pool, .layout = o->recipe->layout,
-                           .plain = mla_objective_plain(o->recipe->objective), .row_tokens = o->recipe->row_tokens, .rows_per_run = o->stream_layers ? PART_ROWS : 1,
+                           .plain = mla_objective_plain(o->recipe->objective), .row_tokens = o->recipe->row_tokens, .rows_per_run = o->stream_layers || o->be->ops->queues ? PART_ROWS : 1,
                            .split = o->precision == MLA_PREC_BF16};
     if (st == MLA_OK) st = mla_collector_new(&g->col, &co, g->ids, g->n, err);
     return st;
