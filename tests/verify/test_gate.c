@@ -36,6 +36,8 @@ START_TEST(policy_fields)
     ck_assert_uint_eq(p.context[1], 4096);
     ck_assert_str_eq(p.stratum[0].is, "de");
     ck_assert_double_eq(p.gpu_memory, 96e9);
+    ck_ok(read(&p, "\"run\": {\"kv_dtype\": \"fp8-keys16\"}, \"capacity\": {\"max_kv_bytes_per_token\": 9}", &err));
+    ck_assert_str_eq(p.kv_dtype, "fp8-keys16");
     ck_ok(mla_policy_read(&p, mla_fixture("../../configs/gate-keep50.json"), &err));
     ck_assert_uint_eq(strlen(p.sha256), 64);
 }
