@@ -77,7 +77,7 @@ plant scale-doubled "$TMP/fp8" scales 'layer 3: KV scale of latent: '
 plant scale-zero "$TMP/fp8" scales 'layers.3.self_attn.mla.latent_scale: a KV scale must be finite and above zero'
 
 # one language alone: the others agree as before and so does the sample as a whole; its own stratum fails
-policy languages '"parity": {"min_agreement": 0.8, "aa_positions": 0, "strata": [{"by": "language", "min_agreement": 0.9, "min_positions": 150}]}'
+policy languages '"parity": {"min_agreement": 0.7, "aa_positions": 0, "strata": [{"by": "language", "min_agreement": 0.9, "min_positions": 150}]}'
 speak() { # folder
     run "$v" gate "$TMP/languages.json" "$1" --reference "$TMP/own.json" --reference "$ROOT/tests/fixtures/languages/tiny-hybrid.json" --quiet
 }

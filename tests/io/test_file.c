@@ -164,7 +164,9 @@ START_TEST(full_disk_leaves_the_old_file_and_no_temp)
     static unsigned char block[1 << 20];
     put_file(dir, "f", "old", 3);
     signal(SIGXFSZ, SIG_IGN);
-    struct rlimit l = {.rlim_cur = 3 << 20, .rlim_max = RLIM_INFINITY};
+    struct rlimit before, l;
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+    l = (struct rlimit){.rlim_cur = 3 << 20, .rlim_max = before.rlim_max};
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &l), 0);
     mla_out *o;
     mla_status st = MLA_OK;
@@ -173,6 +175,7 @@ START_TEST(full_disk_leaves_the_old_file_and_no_temp)
     ck_assert_int_eq(st, MLA_EIO);
     ck_assert_ptr_nonnull(strstr(err.msg, "too large"));
     mla_out_abort(o);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
     check_content(in_dir(dir, "f"), "old", 3);
     ck_assert_uint_eq(entries(dir), 1);
     drop_dir(dir);
