@@ -144,7 +144,7 @@ static const mla_backend_ops OPS = {
     cu_zero,     cu_sync,       cu_weight_new,  cu_weight_free, cu_weight_bytes, cu_linear, cu_embed,  cu_rmsnorm,
     cu_gated_norm, cu_rope,     cu_add,         cu_add_rows,    cu_silu_mul,  cu_sigmoid_mul, cu_copy_rows, cu_kv_write,
     cu_kv_read,  cu_attention,  cu_divisor,  cu_conv,        cu_gdn,         cu_gram,      cu_range,    cu_eigh,
-    NULL,        false,         true,
+    NULL,        true,          true,
     cu_linears,  cu_gated,      cu_record,      cu_record_end,  cu_replay,    cu_tape_free,
     cu_moments,  cu_mlp,
 };

@@ -43,7 +43,8 @@ typedef struct {
     size_t groups;
     mla_precision precision;
     mla_dtype kv;
-    bool tapes; /* its steps can be recorded */
+    bool tapes;  /* its steps can be recorded */
+    bool keys16; /* FP8, but for the rotary keys */
 } kind;
 
 static void set_layers(mla_rt *rt, const kind *k)
@@ -85,7 +86,7 @@ static void feed(mla_rt *rt, mla_seq *s, size_t T, uint64_t seed, float *logits)
 /* Logits (TURNS * (STEPS + 1) * 2, V): steps of one sequence and of its fork, prompts of another between them. */
 static float *answers(mla_backend *be, const mla_model *m, const kind *k, bool plain, size_t *rows)
 {
-    mla_rt_opts o = {.precision = k->precision, .kv_dtype = k->kv, .plain_steps = plain};
+    mla_rt_opts o = {.precision = k->precision, .kv_dtype = k->kv, .keys16 = k->keys16, .plain_steps = plain};
     mla_rt *rt;
     mla_seq *s, *other, *fork;
     must(mla_rt_open(&rt, m, be, &o, &err), "runtime");
@@ -140,20 +141,23 @@ int main(void)
 {
     enum { PER_KIND = 4 };
     static const kind KIND[] = {
-        {"keys and values", MLA_LAYOUT_NONE, 1, MLA_PREC_F32, MLA_F32, true},
-        {"layout n", MLA_LAYOUT_N, 1, MLA_PREC_F32, MLA_F32, true},
-        {"layout n, two groups", MLA_LAYOUT_N, 2, MLA_PREC_F32, MLA_BF16, true},
-        {"layout n, FP8 cache", MLA_LAYOUT_N, 1, MLA_PREC_F32, MLA_F8_E4M3, true},
-        {"layout rebuild", MLA_LAYOUT_REBUILD, 1, MLA_PREC_F32, MLA_F32, false},
-        {"layout shared-rotary", MLA_LAYOUT_SHARED, 1, MLA_PREC_F32, MLA_F32, true},
-        {"layout p", MLA_LAYOUT_P, 1, MLA_PREC_F32, MLA_F32, false},
-        {"layout p, two groups", MLA_LAYOUT_P, 2, MLA_PREC_F32, MLA_BF16, false},
-        {"layout p, FP8 cache", MLA_LAYOUT_P, 1, MLA_PREC_F32, MLA_F8_E4M3, false},
-        {"keys and values, bf16", MLA_LAYOUT_NONE, 1, MLA_PREC_BF16, MLA_BF16, false},
-        {"layout n, bf16", MLA_LAYOUT_N, 1, MLA_PREC_BF16, MLA_BF16, true},
-        {"layout n, bf16, FP8 cache", MLA_LAYOUT_N, 2, MLA_PREC_BF16, MLA_F8_E4M3, true},
-        {"layout p, bf16", MLA_LAYOUT_P, 1, MLA_PREC_BF16, MLA_BF16, false},
-        {"layout shared-rotary, bf16", MLA_LAYOUT_SHARED, 1, MLA_PREC_BF16, MLA_BF16, true},
+        {"keys and values", MLA_LAYOUT_NONE, 1, MLA_PREC_F32, MLA_F32, true, false},
+        {"layout n", MLA_LAYOUT_N, 1, MLA_PREC_F32, MLA_F32, true, false},
+        {"layout n, two groups", MLA_LAYOUT_N, 2, MLA_PREC_F32, MLA_BF16, true, false},
+        {"layout n, FP8 cache", MLA_LAYOUT_N, 1, MLA_PREC_F32, MLA_F8_E4M3, true, false},
+        {"layout n, fp8-keys16", MLA_LAYOUT_N, 2, MLA_PREC_F32, MLA_F8_E4M3, true, true},
+        {"keys and values, fp8-keys16", MLA_LAYOUT_NONE, 1, MLA_PREC_F32, MLA_F8_E4M3, true, true},
+        {"layout n, bf16, fp8-keys16", MLA_LAYOUT_N, 1, MLA_PREC_BF16, MLA_F8_E4M3, true, true},
+        {"layout rebuild", MLA_LAYOUT_REBUILD, 1, MLA_PREC_F32, MLA_F32, false, false},
+        {"layout shared-rotary", MLA_LAYOUT_SHARED, 1, MLA_PREC_F32, MLA_F32, true, false},
+        {"layout p", MLA_LAYOUT_P, 1, MLA_PREC_F32, MLA_F32, false, false},
+        {"layout p, two groups", MLA_LAYOUT_P, 2, MLA_PREC_F32, MLA_BF16, false, false},
+        {"layout p, FP8 cache", MLA_LAYOUT_P, 1, MLA_PREC_F32, MLA_F8_E4M3, false, false},
+        {"keys and values, bf16", MLA_LAYOUT_NONE, 1, MLA_PREC_BF16, MLA_BF16, false, false},
+        {"layout n, bf16", MLA_LAYOUT_N, 1, MLA_PREC_BF16, MLA_BF16, true, false},
+        {"layout n, bf16, FP8 cache", MLA_LAYOUT_N, 2, MLA_PREC_BF16, MLA_F8_E4M3, true, false},
+        {"layout p, bf16", MLA_LAYOUT_P, 1, MLA_PREC_BF16, MLA_BF16, false, false},
+        {"layout shared-rotary, bf16", MLA_LAYOUT_SHARED, 1, MLA_PREC_BF16, MLA_BF16, true, false},
     };
     const char *root = getenv("MLA_ROOT");
     char path[4096];
