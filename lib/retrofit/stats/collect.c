@@ -6,8 +6,8 @@
 #include "base/alloc.h"
 #include "retrofit/stats/device.h"
 #include "retrofit/stats/divisor.h"
-#include "retrofit/solve/metric.h"
 #include "retrofit/stats/moments.h"
+#include "retrofit/stats/settle.h"
 #include "retrofit/stats/tap_host.h"
 
 #define MIN_ROW 32   /* tokens: shorter rests teach little about attention */
@@ -210,43 +210,6 @@ static mla_status run_rows(mla_collector *c, mla_stats *out, const int32_t *ids,
     return st;
 }
 
-/* R of every layer from the output projections and, when gated, the gate moments in s. */
-static mla_status settle_roots(mla_collector *c, const mla_stats *s, mla_err *err)
-{
-    mla_status st = MLA_OK;
-    for (size_t i = 0; st == MLA_OK && i < s->layers; i++) {
-        const mla_layer_stats *l = &s->layer[i];
-        size_t blocks, dim, Hd = l->H * l->d;
-        mla_metric_blocks(l->H, l->G, l->d, &blocks, &dim);
-        mla_mat wo;
-        if ((st = mla_model_mat(c->o.model, MLA_W_O, l->layer, &wo, err)) != MLA_OK) return st;
-        float *W = mla_alloc_raw(wo.out, Hd, sizeof *W);
-        double *F = mla_alloc(blocks, dim * dim, sizeof *F);
-        c->R[i] = mla_alloc(l->H, l->d * l->d, sizeof(double));
-        if (!W || !F || !c->R[i]) st = mla_fail(err, MLA_ENOMEM, "value metric of layer %zu", l->layer);
-        if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
-        if (st == MLA_OK) st = mla_metric_wo_gram(F, W, wo.out, l, err);
-        if (st == MLA_OK) {
-            mla_metric_gate(F, l);
-            st = mla_metric_roots(c->R[i], F, l, err);
-        }
-        mla_free(W);
-        mla_free(F);
-    }
-    return st;
-}
-
-/* What layout P needs besides: the gains of the keys' norms. */
-static mla_status settle_gains(mla_collector *c, const mla_stats *s, mla_err *err)
-{
-    mla_status st = MLA_OK;
-    c->gain = mla_alloc(s->layers, 1, sizeof *c->gain);
-    c->inv2 = mla_alloc(c->o.row_tokens, c->cfg->kv_heads, sizeof *c->inv2);
-    if (!c->gain || !c->inv2) return mla_fail(err, MLA_ENOMEM, "divisors of %zu layers", s->layers);
-    for (size_t i = 0; st == MLA_OK && i < s->layers; i++) st = mla_model_vec(c->o.model, MLA_W_K_NORM, s->layer[i].layer, s->layer[i].d, &c->gain[i], err);
-    return st;
-}
-
 static mla_status device_scratch(mla_collector *c, const mla_layer_stats *l, mla_err *err)
 {
     mla_backend *be = c->o.be;
@@ -285,7 +248,12 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
         goto done;
     }
     mla_rope_inv_freq(c->cfg, T, c->inv_freq);
-    if (o->layout == MLA_LAYOUT_P && (st = settle_gains(c, &probe, err)) != MLA_OK) goto done;
+    if (o->layout == MLA_LAYOUT_P) {
+        c->gain = mla_alloc(c->layers, 1, sizeof *c->gain);
+        c->inv2 = mla_alloc(T, c->cfg->kv_heads, sizeof *c->inv2);
+        st = c->gain && c->inv2 ? mla_settle_gains(c->gain, o->model, &probe, err) : mla_fail(err, MLA_ENOMEM, "divisors of %zu layers", c->layers);
+        if (st != MLA_OK) goto done;
+    }
     mla_moment_opts mo = moment_opts(c);
     st = o->be->ops->moments && !o->plain ? mla_dev_moments_new(&c->dev, o->be, c->layers, l, T, &mo, err) : mla_moments_new(&c->mom, l, T, o->pool, err);
     if (st != MLA_OK || (st = device_scratch(c, l, err)) != MLA_OK) goto done;
@@ -295,7 +263,7 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
         st = run_rows(c, &probe, first_ids, n < GATE_ROWS * T ? n : GATE_ROWS * T, NULL, err);
         c->gate_only = false;
     }
-    if (st == MLA_OK && !o->plain) st = settle_roots(c, &probe, err);
+    if (st == MLA_OK && !o->plain) st = mla_settle_roots(c->R, o->model, &probe, err);
 done:
     mla_stats_free(&probe);
     if (st == MLA_OK) *out = c;
