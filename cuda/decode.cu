@@ -1,6 +1,6 @@
 /* MLA decode on the host side: which kernel, how the cache is cut over the SMs, and the merge of the pieces.
  *
- * Plan: pages of all sequences lie in one line, each sequence preceded by OVERHEAD empty units (its queries, its output);
+ * Plan: pages of all sequences lie in one line, each sequence preceded by empty units (piece_cost: its queries, its output);
  * part p of P takes units [p T / P, (p+1) T / P). A sequence cut over several parts leaves partial outputs with their
  * log2-sum-exp, which merge_parts sums in part order. One sequence needs no plan (part_begin). */
 #include <cuda.h>
@@ -13,7 +13,7 @@
 #include "cuda/decode_gqa.cuh"
 #include "cuda/tmap.cuh"
 
-enum { OVERHEAD = 2, PLAN_THREADS = 1024, MERGE = 256 };
+enum { PLAN_THREADS = 1024, MERGE = 256 };
 
 /* Offsets within the workspace, bytes. */
 struct DecodeWs {
@@ -31,7 +31,7 @@ struct DecodeWs {
 };
 
 /* prefix (B + 1): first unit of each sequence. One block; chunks of PLAN_THREADS sequences. */
-static __global__ void plan_parts(const int32_t *len, int B, int parts, long long *prefix, int2 *begin, int2 *split)
+static __global__ void plan_parts(const int32_t *len, int B, int parts, int overhead, long long *prefix, int2 *begin, int2 *split)
 {
     __shared__ long long sums[PLAN_THREADS / 32], carry;
     const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -39,7 +39,7 @@ static __global__ void plan_parts(const int32_t *len, int B, int parts, long lon
     __syncthreads();
     for (int b0 = 0; b0 < B; b0 += PLAN_THREADS) {
         const int b = b0 + tid, n = b < B && len[b] > 0 ? (len[b] + 63) >> 6 : 0;
-        const long long own = n ? n + OVERHEAD : 0;
+        const long long own = n ? n + overhead : 0;
         long long x = own;
         for (int o = 1; o < 32; o <<= 1) {
             const long long y = __shfl_up_sync(~0u, x, o);
@@ -68,13 +68,13 @@ static __global__ void plan_parts(const int32_t *len, int B, int parts, long lon
                 if (prefix[mid] <= x) lo = mid;
                 else hi = mid;
             }
-            const long long page = x - prefix[lo] - OVERHEAD;
+            const long long page = x - prefix[lo] - overhead;
             at = make_int2(lo, page > 0 ? (int)page : 0);
         }
         begin[p] = at;
     }
     for (int b = tid; b < B; b += PLAN_THREADS) {
-        const long long first = prefix[b] + OVERHEAD, last = prefix[b + 1] - 1;
+        const long long first = prefix[b] + overhead, last = prefix[b + 1] - 1;
         split[b] = last < first ? make_int2(1, 0)
                                 : make_int2((int)(((first + 1) * P - 1) / total), (int)(((last + 1) * P - 1) / total));
     }
@@ -82,9 +82,10 @@ static __global__ void plan_parts(const int32_t *len, int B, int parts, long lon
 
 /* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. A warp takes 128 latents of a row.
  * MANY: the block's warps share one row's parts, grid (lat / 128, rows, B * groups); otherwise every warp has a row of its
- * own, grid (lat / 128, rows / 8, B * groups). */
+ * own, grid (lat / 128, rows / 8, B * groups). The first parts are fetched before their weights are known. */
 template <bool MANY> static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, int tiles, int parts, int lat)
 {
+    enum { AHEAD = 4 };
     __shared__ float4 sums[MERGE / 32][32];
     __shared__ float tot[MERGE / 32], top[MERGE / 32];
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, row = MANY ? blockIdx.y : blockIdx.y * (MERGE / 32) + w, b = blockIdx.z % d.B, grp = blockIdx.z / d.B,
@@ -95,6 +96,15 @@ template <bool MANY> static __global__ void __launch_bounds__(MERGE) merge_parts
     if (sp.x == sp.y || row >= d.rows) return;
     const size_t base = (size_t)(grp * tiles + tile) * parts;
     auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + n; };
+    const int p0 = sp.x + (MANY ? w : 0);
+    float4 v[AHEAD];
+    float e[AHEAD];
+    auto fetch = [&](int i, int p) {
+        v[i] = make_float4(0.f, 0.f, 0.f, 0.f), e[i] = -CUDART_INF_F;
+        if (p <= sp.y) v[i] = *(const float4 *)(d.po + slot(p) * lat + blockIdx.x * 128 + lane * 4), e[i] = d.plse[slot(p)];
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) fetch(i, p0 + i * step);
     float mx = -CUDART_INF_F, sum = 0.f;
     for (int p = sp.x + (MANY ? (int)threadIdx.x : lane); p <= sp.y; p += MANY ? MERGE : 32) mx = fmaxf(mx, d.plse[slot(p)]);
     for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
@@ -105,12 +115,16 @@ template <bool MANY> static __global__ void __launch_bounds__(MERGE) merge_parts
     }
     const float use = mx == -CUDART_INF_F ? 0.f : mx;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-    for (int p = sp.x + (MANY ? w : 0); p <= sp.y; p += step) {
-        const float k = exp2f(d.plse[slot(p)] - use);
-        const float4 v = *(const float4 *)(d.po + slot(p) * lat + blockIdx.x * 128 + lane * 4);
-        x.x += k * v.x, x.y += k * v.y, x.z += k * v.z, x.w += k * v.w;
-        sum += k;
+    for (int p = p0; p <= sp.y; p += AHEAD * step) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (p + i * step > sp.y) break;
+            const float k = exp2f(e[i] - use);
+            x.x += k * v[i].x, x.y += k * v[i].y, x.z += k * v[i].z, x.w += k * v[i].w;
+            sum += k;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) fetch(i, p + (AHEAD + i) * step);
     }
     if (MANY) {
         sums[w][lane] = x;
@@ -152,7 +166,7 @@ static Choice choose(const mla_decode *d)
     best.tiles = best.parts = 1;
     const size_t rows = d->s_q * (d->H / d->groups), rb = d->rope * d->rope_heads / 64;
     if (d->rope % 8 || d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
-    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_gqa};
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_gqa};
     for (const DecodeKernel *list : lists)
         for (const DecodeKernel *k = list; k->lat; k++) {
             if ((size_t)k->lat != d->lat || (size_t)k->rb != rb || k->fp8 != (d->cache == MLA_F8_E4M3) || (k->wgs == 0) != (d->v.base != NULL)) continue;
@@ -172,11 +186,11 @@ static Choice choose(const mla_decode *d)
         return best;
     }
     const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
-    best.rows8 = k->solo && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
+    best.rows8 = k->solo == TRIO ? decode_trio_rows8(k->fp8, k->cl) : k->solo && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
     const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + k->rb;
     const DecodeSmem fixed(k->n, kb, 0, k->solo, unit, k->cl);
     best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16));
-    if (k->solo && k->fp8) best.slots -= best.slots % per_page;
+    if (k->solo > 0 && k->fp8) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
     if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
     return best;
@@ -215,6 +229,10 @@ extern "C" size_t mla_decode_ws_bytes(const mla_decode *d)
     return valid(d, NULL) == MLA_OK ? workspace(d, choose(d)).bytes : 0;
 }
 
+/* What another piece of a sequence costs a block beside its pages, in pages: queries 5 us and sums out 5 us, against 2 us for
+ * a page of bf16 and 1 us for one of e4m3 (latent 512), half of that in a cluster. */
+static int piece_cost(const DecodeKernel *k) { return !k->wgs ? 2 : (k->fp8 ? 10 : 5) * (k->solo == TRIO ? k->cl : 1); }
+
 extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err *err)
 {
     mla_status st = valid(d, err);
@@ -223,7 +241,7 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
     if (!c.k || d->B == 1) return MLA_OK;
     const DecodeWs w = workspace(d, c);
     char *ws = (char *)d->ws;
-    plan_parts<<<1, PLAN_THREADS, 0, (cudaStream_t)stream>>>(d->len, (int)d->B, c.parts, (long long *)(ws + w.prefix),
+    plan_parts<<<1, PLAN_THREADS, 0, (cudaStream_t)stream>>>(d->len, (int)d->B, c.parts, piece_cost(c.k), (long long *)(ws + w.prefix),
                                                              (int2 *)(ws + w.begin), (int2 *)(ws + w.split));
     return cu_ok(cudaGetLastError(), "decode: plan", err);
 }
@@ -310,7 +328,7 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
-    const bool many = (size_t)c.parts >= 4 * d->B; /* parts of a sequence, about */
+    const bool many = (size_t)c.parts >= 12 * d->B; /* parts of a sequence, about */
     cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)(many ? p.rows : (p.rows + MERGE / 32 - 1) / (MERGE / 32)), (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
     cfg.dynamicSmemBytes = 0, cfg.numAttrs = 1;
     return cu_ok(cudaLaunchKernelEx(&cfg, many ? merge_parts<true> : merge_parts<false>, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);

@@ -54,15 +54,17 @@ static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, fl
     else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
 }
 
+enum { TRIO = -1 };
+
 /* One built kernel of the Hopper family. */
 struct DecodeKernel {
     int lat, n, rb, fp8;
     int wgs;  /* consumer warpgroups; 0: keys and values of their own (decode_gqa.cuh) */
-    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair */
+    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: one for the softmax, two for the sums */
     int drop;
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */
-extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_gqa[];
+extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_trio512[], mla_decode_gqa[];
 #endif

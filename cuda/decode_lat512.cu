@@ -1,13 +1,10 @@
-/* Hopper decode kernels built for latent 512: page-sharing, row-splitting and pair (decode_walk.cuh, decode_pair.cuh). */
-#include "cuda/decode_pair.cuh"
+/* Hopper decode kernels built for latent 512: page-sharing and row-splitting (decode_walk.cuh); more rows: decode_trio512.cu. */
 #include "cuda/decode_walk.cuh"
 
 #define SOLO(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, false, 1>}
 #define ROWS(N, RB, FP8, NW) {512, N * NW, RB, FP8, NW, 1, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, true, 1>}
-#define PAIR(N, RB, FP8, DROP) {512, N, RB, FP8, 2, 0, DROP, 1, (const void *)decode_pair<512, N, RB, FP8, DROP>}
 /* two blocks, half of the latents each */
 #define SOLO2(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, 2, (const void *)decode_solo<256, N, RB, FP8, NW, false, 2>}
-#define ROWS2(N, RB, FP8, NW) {512, N * NW, RB, FP8, NW, 1, 0, 2, (const void *)decode_solo<256, N, RB, FP8, NW, true, 2>}
 extern const DecodeKernel mla_decode_k512[] = {
     SOLO(16, 1, false, 2),
     SOLO(16, 1, true, 3),
@@ -15,12 +12,9 @@ extern const DecodeKernel mla_decode_k512[] = {
     SOLO(24, 1, true, 3),
     SOLO(32, 1, false, 2),
     SOLO(32, 1, true, 2),
-    ROWS(24, 1, false, 2),
-    ROWS(32, 1, false, 2),
     ROWS(32, 1, true, 2),
     ROWS(24, 1, false, 3),
     SOLO2(48, 1, true, 2),
-    ROWS2(48, 1, true, 2),
     SOLO(24, 4, false, 2),
     SOLO(24, 4, true, 3),
     ROWS(24, 4, false, 2),

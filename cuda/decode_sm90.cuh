@@ -22,22 +22,27 @@
 
 enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 
+/* Trio: a factor for every column and two flags. */
+static __host__ __device__ constexpr uint32_t decode_note(int n) { return (uint32_t)n * 4 + 32; }
+
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
-    uint32_t ring, q, p, ex, red, colscale, limit, bars, bytes;
-    /* solo: number of warpgroups that work alone; 0: a pair with an exchange area. unit: bytes of a ring slot. cl: blocks
-     * of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
+    uint32_t ring, q, p, ex, red, colscale, limit, note, bars, bytes;
+    /* solo: number of warpgroups that work alone; 0: a pair with an exchange area; TRIO: two buffers of P and of notes.
+     * unit: bytes of a ring slot. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
     __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
-        : ring(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), bars(0), bytes(0)
+        : ring(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), note(0), bars(0), bytes(0)
     {
+        const bool trio = solo == TRIO;
         ring = 0;
         q = ring + (uint32_t)(slots * unit);
         p = q + (uint32_t)(kboxes * N * 128);
-        ex = p + (uint32_t)(N * 128 * (solo ? solo : 1));
-        red = ex + (solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
-        colscale = red + (uint32_t)(N * (solo ? 16 * solo : 32));
+        ex = p + (uint32_t)(N * 128 * (trio ? 2 : solo ? solo : 1));
+        red = ex + (trio ? (uint32_t)(cl > 1 ? N * 128 : 0) : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
+        colscale = red + (uint32_t)(N * (trio ? 16 : solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
-        bars = limit + (uint32_t)N * 4;
+        note = limit + (uint32_t)N * 4;
+        bars = note + (trio ? 2 * decode_note(N) : 0);
         bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot, the order barriers, the exchange barriers */
     }
 };
@@ -49,6 +54,8 @@ static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, 
 {
     return !fp8 && DecodeSmem(nt, lat / 64 + rb, 6, solo, decode_unit(lat, rb), cl).bytes + 1024 <= SMEM_MAX;
 }
+
+static __host__ __device__ constexpr bool decode_trio_rows8(bool fp8, int cl) { return !fp8 && cl == 1; }
 
 #ifdef MLA_HOPPER
 template <int WRAPS> struct RingPosOf {
@@ -240,18 +247,19 @@ static __device__ __forceinline__ void load_q_any(const DecodeP &d, char *smem, 
 }
 
 /* Query rows of one tile into shared memory, K-major swizzled boxes of 64: latent boxes first, then rotary; WARPS warps,
- * 8 values a thread at a time. FP8: f16 after an exact power of two that brings the row's largest value near 2^8, so
- * that f16 neither overflows nor flushes; values are permuted within 64 as the fragments of the cache are. */
+ * 8 values a thread at a time; rows are turned so that row `first` comes first; b = -1: zeros, nothing is read. FP8: f16
+ * after an exact power of two that brings the row's largest value near 2^8, so that f16 neither overflows nor flushes;
+ * values are permuted within 64 as the fragments of the cache are. */
 template <int LAT, int N, int RB, bool FP8, int WARPS>
-static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0)
+static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0, int first = 0)
 {
     constexpr int T = WARPS * 32;
     const QRows rows(smem, sm);
     float *colscale = rows.colscale;
     int *limit = rows.limit;
     if (threadIdx.x < N) {
-        const int n = threadIdx.x, row = blockIdx.y * N + n, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
-        limit[n] = row < d.rows ? min(len, len - d.s_q + t + 1) : -1; /* negative: not a row; made positive below */
+        const int n = threadIdx.x, row = blockIdx.y * N + (n + first) % N, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
+        limit[n] = b >= 0 && row < d.rows ? min(len, len - d.s_q + t + 1) : -1; /* negative: not a row; made positive below */
         colscale[n] = FP8 ? 0.f : d.scale;                           /* FP8: the row's largest magnitude first */
         rows.offset[2 * n] = b * d.q.b + t * d.q.t + h * d.q.h + lat0;
         rows.offset[2 * n + 1] = b * d.q2.b + t * d.q2.t + h * d.q2.h;
@@ -355,6 +363,16 @@ static __device__ __forceinline__ void qk_fp8_row(float (&s)[N / 2], uint32_t (&
     }
 }
 
+/* Bytes of a box of 128 latents for k-step ks (16 tokens, in the order of tok8), four latents of four tokens a thread. */
+static __device__ __forceinline__ void pv_load(uint32_t (&v)[4], uint32_t box, int ks, int w, int g, int c)
+{
+    const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int tk = tok8(2 * c + (e & 1)) + 8 * (e >> 1); /* within 16 tokens; 16 ks keeps the swizzle's phase */
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v[e]) : "r"(box + ks * 2048 + tk * 128 + ((ch ^ (tk & 7)) << 4) + off));
+    }
+}
 /* acc (2 tiles of 64 latents) += box^T P^T for 16 tokens: bytes of token pairs are interleaved, then widened. */
 static __device__ __forceinline__ void pv_frags(uint32_t (&a)[2][4], const uint32_t (&v)[4])
 {

@@ -173,17 +173,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             }
     }
 
-    __device__ __forceinline__ void pv_load(uint32_t (&v)[4], uint32_t at, int ks) const
-    {
-        const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int tk = tok8(2 * c + (e & 1)) + 8 * (e >> 1); /* within 16 tokens; 16 ks keeps the swizzle's phase */
-            asm volatile("ld.shared.u32 %0, [%1];"
-                         : "=r"(v[e])
-                         : "r"(at + ks * 2048 + tk * 128 + ((ch ^ (tk & 7)) << 4) + off));
-        }
-    }
     __device__ __forceinline__ void pv_fp8()
     {
         uint32_t a[2][2][4], v[2][4];
@@ -191,11 +180,11 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         for (int i = 0; i < NB; i++) {
             const RingPos r = pos.at(i, d.slots);
             const uint32_t at = slot_addr(r);
-            if (i == 0) pv_load(v[0], at, 0);
+            if (i == 0) pv_load(v[0], at, 0, w, g, c);
 #pragma unroll
             for (int ks = 0; ks < 4; ks++) {
-                if (ks < 3) pv_load(v[(ks + 1) & 1], at, ks + 1);
-                else if (i + 1 < NB) pv_load(v[0], slot_addr(pos.at(i + 1, d.slots)), 0);
+                if (ks < 3) pv_load(v[(ks + 1) & 1], at, ks + 1, w, g, c);
+                else if (i + 1 < NB) pv_load(v[0], slot_addr(pos.at(i + 1, d.slots)), 0, w, g, c);
                 if (i || ks > 1) wgmma_wait<1>();
                 pv_frags(a[ks & 1], v[ks & 1]);
                 if (i == 0 && ks == 0)
@@ -278,16 +267,20 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             for (int j = 0; j < N / 2; j++) acc[i][j] *= alpha[2 * (j / 4) + (j & 1)];
     }
 
-    __device__ __forceinline__ void softmax(float (&s)[N / 2], int blk, int len, int min_limit)
+    __device__ __forceinline__ void scale(float (&s)[N / 2]) const
     {
         const float2 *sc = (const float2 *)(smem + sm.colscale) + (SPLIT ? wg * N / 2 : 0);
-        const int2 *lim = (const int2 *)(smem + sm.limit) + (SPLIT ? wg * N / 2 : 0);
-        float v[NC];
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             const float2 k = sc[4 * j + c];
             s[4 * j] *= k.x, s[4 * j + 1] *= k.y, s[4 * j + 2] *= k.x, s[4 * j + 3] *= k.y;
         }
+    }
+    __device__ __forceinline__ void softmax(float (&s)[N / 2], int blk, int len, int min_limit)
+    {
+        const int2 *lim = (const int2 *)(smem + sm.limit) + (SPLIT ? wg * N / 2 : 0);
+        float v[NC];
+        if (!(FP8 && CL > 1)) scale(s);
         if (blk * 64 + 64 > min_limit) {
             const int token = blk * 64 + 16 * w + (FP8 ? tok8(g) : g);
 #pragma unroll
@@ -298,7 +291,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
                 if (token + 8 >= k.x) s[4 * j + 2] = -CUDART_INF_F;
                 if (token + 8 >= k.y) s[4 * j + 3] = -CUDART_INF_F;
             }
-            if (len - blk * 64 < 64) zero_tail(len - blk * 64);
         }
         /* The running maximum only has to keep exp2 in range: it moves when some logit passes it by 2^SLACK. */
         bool beyond = false;
@@ -308,6 +300,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             beyond |= v[2 * j] > m[2 * j] + SLACK || v[2 * j + 1] > m[2 * j + 1] + SLACK;
         }
         if (bar_any(BAR_WG + wg, 128, beyond)) move_max(v);
+        if (len - blk * 64 < 64) zero_tail(len - blk * 64); /* every warp has its S */
 #pragma unroll
         for (int i = 0; i < NC; i++) {
             const float use = m[i] == -CUDART_INF_F ? 0.f : m[i];
@@ -341,6 +334,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             else qk_rows8(s);
         } else
             qk_boxes(s, last);
+        if (FP8 && CL > 1) scale(s); /* the blocks' queries are scaled each by their own powers of two */
         if constexpr (CL > 1) exchange(s);
         softmax(s, blk, len, min_limit);
         if constexpr (FP8) pv_fp8();
@@ -469,33 +463,42 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         if (F32) ((float *)row)[at] = x;
         else ((__nv_bfloat16 *)row)[at] = __float2bfloat16_rn(x);
     }
-    template <bool F32, int WG> __device__ __forceinline__ void write_direct(char *const (&rows)[NC], const float (&f)[NC])
+    static constexpr int QUARTER = SPLIT ? TILES : TILES / 4;
+    __device__ __forceinline__ float *given(int by) const { return (float *)(smem + sm.q) + t + by * QUARTER * (N / 2) * 128; }
+    template <int WG> __device__ __forceinline__ void give(int r, const float (&f)[NC])
     {
-        constexpr int Q = SPLIT ? TILES : TILES / 4;
-        float *space = (float *)(smem + sm.q) + t, *give = space + WG * Q * (N / 2) * 128, *take = space + (WG ^ 1) * Q * (N / 2) * 128;
+        float *to = given(WG);
 #pragma unroll
-        for (int r = 0; r < (SPLIT ? 1 : 2); r++) {
-            const int other = (WG ? 0 : TILES / 2) + r * Q, own = SPLIT ? 0 : (WG ? TILES / 2 : 0) + r * Q;
+        for (int i = 0; i < QUARTER; i++)
 #pragma unroll
-            for (int i = 0; i < Q && !SPLIT; i++)
+            for (int e = 0; e < N / 2; e++) to[(i * (N / 2) + e) * 128] = acc[(WG ? 0 : TILES / 2) + r * QUARTER + i][e] * f[2 * (e >> 2) + (e & 1)];
+    }
+    template <bool F32, int WG> __device__ __forceinline__ void put(int r, char *const (&rows)[NC], const float (&f)[NC])
+    {
+        const float *from = given(WG ^ 1);
+        const int own = SPLIT ? 0 : (WG ? TILES / 2 : 0) + r * QUARTER;
 #pragma unroll
-                for (int e = 0; e < N / 2; e++) give[(i * (N / 2) + e) * 128] = acc[other + i][e] * f[2 * (e >> 2) + (e & 1)];
-            if (!SPLIT) bar_sync(BAR_ALL, ALL);
+        for (int e = 0; e < N / 2; e++) {
+            const int k = 2 * (e >> 2) + (e & 1);
+            if (!rows[k]) continue;
 #pragma unroll
-            for (int e = 0; e < N / 2; e++) {
-                const int k = 2 * (e >> 2) + (e & 1);
-                if (!rows[k]) continue;
-#pragma unroll
-                for (int i = 0; i < Q; i++)
-                    put_value<F32>(rows[k], 64 * (own + i) + 8 * (e >> 1 & 1), SPLIT ? acc[own + i][e] * f[k] : fmaf(acc[own + i][e], f[k], take[(i * (N / 2) + e) * 128]));
-            }
-            if (!SPLIT) bar_sync(BAR_ALL, ALL);
+            for (int i = 0; i < QUARTER; i++)
+                put_value<F32>(rows[k], 64 * (own + i) + 8 * (e >> 1 & 1), SPLIT ? acc[own + i][e] * f[k] : fmaf(acc[own + i][e], f[k], from[(i * (N / 2) + e) * 128]));
         }
     }
     template <bool F32> __device__ __forceinline__ void write_rows(char *const (&rows)[NC], const float (&f)[NC])
     {
-        if (SPLIT || wg == 0) write_direct<F32, 0>(rows, f);
-        else write_direct<F32, 1>(rows, f);
+        if constexpr (SPLIT) put<F32, 0>(0, rows, f);
+        else
+#pragma unroll
+            for (int r = 0; r < 2; r++) { /* both warpgroups meet at the same barriers */
+                if (wg == 0) give<0>(r, f);
+                else give<1>(r, f);
+                bar_sync(BAR_ALL, ALL);
+                if (wg == 0) put<F32, 0>(r, rows, f);
+                else put<F32, 1>(r, rows, f);
+                bar_sync(BAR_ALL, ALL);
+            }
     }
 
     /* whole: the block saw every page of the sequence and writes the output itself; otherwise a partial for the merge. */

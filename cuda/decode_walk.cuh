@@ -10,15 +10,27 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
     using S = Solo<LAT, N, RB, FP8, NW, SPLIT, CL>;
     S k(d, smem, sm);
     const int part = blockIdx.x / CL;
-    const int2 from = part_begin(d, part), to = part_begin(d, part + 1);
+    constexpr bool DRY = LAT < 512 || NW == 2; /* three warpgroups of wide sums have no registers for it */
+    int2 from = make_int2(0, 0), to = from;
+    if (!DRY) {
+        grid_wait();
+        from = part_begin(d, part), to = part_begin(d, part + 1);
+    }
     uint32_t done = 0; /* pages of this block's earlier sequences */
-    for (int b = from.x; b <= to.x && b < d.B; b++) {
-        const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
-        if (i0 >= i1) continue;
+    /* b = -1: queries of nobody, while the kernel before ends: it brings the instructions near. */
+    for (int b = DRY ? -1 : from.x; (DRY && b < 0) || (b <= to.x && b < d.B); b++) {
+        const int len = DRY && b < 0 ? 0 : d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
+        if (!(DRY && b < 0) && i0 >= i1) continue;
         bar_sync(BAR_ALL, S::ALL);
         load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT);
         fence_async_smem();
         bar_sync(BAR_ALL, S::ALL);
+        if (DRY && b < 0) {
+            grid_wait();
+            from = part_begin(d, part), to = part_begin(d, part + 1);
+            b = from.x - 1;
+            continue;
+        }
         k.begin();
         k.pages(i0, i1, len, done);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
@@ -45,9 +57,9 @@ __global__ void __launch_bounds__(NW * 128 + 128, 1)
         for (int i = 0; i < NW * (CL > 1 ? 3 : 1); i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
     init_ring(base + sm.bars, d.slots, SPLIT ? 4 * NW : 4);
     if (CL > 1) cluster_sync();
-    grid_wait();
     if (threadIdx.x >= NW * 128) {
         regs_shrink<24>();
+        grid_wait();
         if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, ROWS8, CL>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<NW == 2 ? 240 : 160>();

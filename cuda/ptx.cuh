@@ -193,6 +193,12 @@ static __device__ __forceinline__ void cluster_put(uint32_t addr, uint32_t bar, 
                  "f"(x), "f"(y), "f"(z), "f"(w)
                  : "memory");
 }
+/* Arrives on another block's mbarrier (by cluster_addr). Releasing to the cluster would be a fence of 2000 clocks: what is
+ * announced here are reads, and they are done. */
+static __device__ __forceinline__ void cluster_arrive_if(uint32_t bar, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %1, 0; @q mbarrier.arrive.shared::cluster.b64 _, [%0];}" ::"r"(bar), "r"(yes) : "memory");
+}
 static __device__ __forceinline__ void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -17,6 +17,7 @@ struct CaseSpec {
     size_t extra;      /* pages of the pool that no table names */
     float q_size;      /* magnitude of q; the softmax scale makes up for it */
     bool gqa = false;  /* values of their own behind the keys; rope 0 */
+    float lean = 1.f;  /* factor of the first half of a query's latents */
 };
 
 static __global__ void fill_pool(void *pool, mla_dtype t, size_t n, uint64_t seed, float size)
@@ -39,10 +40,10 @@ static __global__ void poison_tails(void *pool, mla_dtype t, size_t row, const i
             else ((uint8_t *)pool)[i] = 0x7f;
         }
 }
-static __global__ void fill_rows(void *p, bool f32, size_t n, uint64_t seed, float size)
+static __global__ void fill_rows(void *p, bool f32, size_t n, uint64_t seed, float size, size_t row = 1, float lean = 1.f)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        const float x = cut_normal(seed, i) * size;
+        const float x = cut_normal(seed, i) * (i % row < row / 2 ? lean * size : size);
         if (f32) ((float *)p)[i] = x;
         else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
     }
@@ -85,7 +86,7 @@ struct DecodeCase {
         const size_t rows = B * s.s_q * s.H, qe = s.q32 ? 4 : 2;
         CU(cudaMalloc(&q, rows * s.lat * qe));
         CU(cudaMalloc(&q2, rows * std::max<size_t>(s.rope, 1) * qe));
-        fill_rows<<<512, 256>>>(q, s.q32, rows * s.lat, seed + 1, s.q_size);
+        fill_rows<<<512, 256>>>(q, s.q32, rows * s.lat, seed + 1, s.q_size, s.lat, s.lean);
         fill_rows<<<512, 256>>>(q2, s.q32, rows * s.rope, seed + 2, s.q_size);
         nout = rows * s.lat;
         CU(cudaMalloc(&o, (nout + GUARD) * 4));
