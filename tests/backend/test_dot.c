@@ -24,7 +24,7 @@ static mla_backend *open_variant(const char *name, size_t threads)
 
 /* Errors of inputs: |x - t q| <= 0.51 t, and what a block of nothing but tiny ones loses. Roundings in f32, each at most 2^-24 of what it
  * rounds, which the terms' sizes bound: of a sum in whole numbers 1, of the sums over at most 8 units 8, of at most 33 groups 2 x 33,
- * over blocks in / 256, and 3 of the weight itself and its parts. tiny: some blocks are too small to count. */
+ * over blocks in / 256, and 5 of the weight itself and its parts. tiny: some blocks are too small to count. */
 static void near(const char *name, const mla_coded *c, const float *x, const float *y, size_t T, bool tiny)
 {
     uint8_t code[2 * 2048], scale[4 * 256], offset[4 * 256];
@@ -47,7 +47,7 @@ static void near(const char *name, const mla_coded *c, const float *x, const flo
                     want += (v + m) * xp, moved += fabs(v + m) * e, size += (fabs(v) + fabs(m)) * (fabs(xp) + e);
                 }
             }
-            double tol = moved + mla_gamma(MLA_F32, 1 + 8 + 66 + c->in / 256 + 3) * size, got = (double)y[t * c->out + o];
+            double tol = moved + mla_gamma(MLA_F32, 1 + 8 + 66 + c->in / 256 + 5) * size, got = (double)y[t * c->out + o];
             ck_assert_msg(fabs(got - want) <= tol, "%s (%zu, %zu): error %g > %g", name, t, o, fabs(got - want), tol);
             ck_assert_msg(tiny || tol <= 1e-3 * size, "%s: the bound %g means nothing at %g", name, tol, size);
         }

@@ -75,9 +75,22 @@ static bool split_table(float digits[16], const float table[256])
     return true;
 }
 
+/* table[b] = e4m3(b) k, where both may be rounded: what k is. Zero when some entry is none of that, or so small that f32 has fewer digits. */
+static float e4m3_factor(const float table[256])
+{
+    float k = table[0x38]; /* of 1 */
+    if (!(fabsf(k) > 0x1p-100f && fabsf(k) < 0x1p100f)) return 0;
+    for (unsigned b = 0; b < 256; b++) {
+        double want = (double)mla_e4m3_f32((uint8_t)b) * (double)k;
+        if ((b & 0x7f) != 0x7f && !(fabs((double)table[b] - want) <= 0x1p-23 * fabs(want))) return 0;
+    }
+    return k;
+}
+
 void mla_cpu_code_kinds(mla_code_layout *l, bool odd)
 {
     l->dot = dot_form(l);
     l->ints = !odd && by_bytes(l);
+    l->e4m3 = l->c.scale == MLA_SCALE_TABLE ? e4m3_factor(l->c.table) : 0;
     l->split = l->c.scale == MLA_SCALE_TABLE && split_table(l->digits, l->c.table);
 }

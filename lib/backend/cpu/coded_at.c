@@ -24,7 +24,7 @@ static mla_code_block block_at(const mla_cpu_kern *k, const mla_weight *w, size_
         mla_code_scales a = {.scale = c->scale, .offset = c->offset, .scales = b + part->scales, .offsets = b + part->offsets,
                              .supers = b + part->supers, .super_offs = b + part->super_offs,
                              .per_super = c->super_group ? c->super_group / c->group : 0, .g0 = g0, .n = g1 - g0 + 1,
-                             .table = c->table, .digits = l->split ? l->digits : NULL,
+                             .table = c->table, .digits = l->split ? l->digits : NULL, .e4m3 = h == DOT ? l->e4m3 : 0,
                              .factor = h != PLAIN ? l->factor : c->code == MLA_CODE_E4M3 ? 0x1p120f : 1, .shift = h == BYTES ? l->shift : 0};
         size_t to = i * MLA_CODE_SEGS * MLA_NR;
         k->code_scales((float *)(uintptr_t)q.s + to, (float *)(uintptr_t)q.m + to, &a);

@@ -227,7 +227,11 @@ MLA_VEC v16 offset_at(const mla_code_scales *a, v16 s, size_t g, size_t h, size_
 
 MLA_VEC void scales_of(const mla_scale_kind kind, float *s, float *m, const mla_code_scales *a)
 {
-    v16 factor = v16_set(a->factor), shift = v16_set(a->shift);
+    v16 factor = v16_set(a->factor), shift = v16_set(a->shift), unit = v16_set(a->e4m3 * a->factor * 256);
+    if (kind == MLA_SCALE_TABLE && a->e4m3 != 0 && a->offset == MLA_OFFSET_NONE) { /* factor is a power of two */
+        for (size_t i = 0; i < a->n * MLA_NR; i += 16) v16_store(s + i, v16_mul(v16_load_e4m3_256th(a->scales + i), unit));
+        return;
+    }
     size_t left = a->per_super ? a->per_super - a->g0 % a->per_super : a->n, super = 0;
     for (size_t n = 0; n < a->n; n++, left--) {
         if (!left) super += 2 * MLA_NR, left = a->per_super;

@@ -41,6 +41,7 @@ typedef struct { /* panels of codes */
     mla_dot_form dot;       /* products in whole numbers: u - base = v / factor, by `unit` octets */
     int32_t base;
     size_t unit;
+    float e4m3;             /* entries of the table are e4m3 numbers times this, one rounding aside; 0: they are not */
     bool split;             /* digits hold for every scale */
     float digits[16];
 } mla_code_layout;

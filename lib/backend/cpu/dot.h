@@ -7,6 +7,7 @@
  * is a whole number, whatever the order. Then, in f32, one operation a step, in every instruction set:
  *     g = fma(I as f32, t, g)  over the units of a group, from 0;   X = fma(sum q as f32, t, X)  likewise
  *     y = fma(s / a, g, y);  y = fma(m, X, y)  after each group, from 0 in every block of MLA_KP inputs.
+ * (s of NVFP4's kind, an e4m3 number times or over a factor, is that number times the factor's rounded value: two roundings.)
  * So all variants give the same bits, and the only error beyond those roundings is that of the inputs:
  *     |x - t q| <= 0.51 t        half a unit of q, and roundings of 1 / t and t: at most 32639 * 3 * 2^-24 = 0.006 units
  * A block whose largest input is below 2^-90 counts as zeros; one that holds an infinity or NaN makes every output NaN.

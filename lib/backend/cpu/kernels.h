@@ -95,6 +95,7 @@ typedef struct { /* scales and offsets of one panel's block as f32: groups g0 ..
     size_t per_super, g0, n;
     const float *table;
     const float *digits;  /* (16) the table taken apart (scale_of_digits); NULL: it is none of E4M3 */
+    float e4m3;           /* of products in whole numbers: entries of the table are e4m3 numbers times this, to a rounding; 0: they are not */
     float factor, shift; /* s as stored times both: s, and m where no offset is stored */
 } mla_code_scales;
 

@@ -29,6 +29,12 @@ MLA_INLINE v16 v16_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu
 MLA_INLINE v16i v16i_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
 MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a) { _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a)); } /* low halves */
 MLA_INLINE v16i v16i_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
+MLA_INLINE v16 v16_load_e4m3_256th(const uint8_t *p) /* 2^-8 of finite e4m3 numbers: f16 has their fields, one exponent bit aside */
+{
+    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8), rest = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
+    return _mm512_cvtph_ps(_mm256_or_si256(rest, sign));
+}
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return _mm512_i32gather_ps(i, t, 4); }
 /* Lane l takes lane l ^ h, h = 1, 2, 4, 8. */
 MLA_INLINE v16 v16_swap(v16 a, unsigned h)
@@ -97,6 +103,13 @@ MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a)
     __m256i half = _mm256_set1_epi32(0xffff), v = _mm256_packus_epi32(_mm256_and_si256(a.lo, half), _mm256_and_si256(a.hi, half));
     _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(v, 0xd8));
 }
+MLA_INLINE v16 v16_load_e4m3_256th(const uint8_t *p)
+{
+    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8), rest = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
+    __m256i h = _mm256_or_si256(rest, sign);
+    return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return (v16){_mm256_i32gather_ps(t, i.lo, 4), _mm256_i32gather_ps(t, i.hi, 4)}; }
 MLA_INLINE v16 v16_swap(v16 a, unsigned h)
 {
@@ -159,6 +172,7 @@ MLA_PLAIN void v16i_store_u16(uint16_t *p, v16i a)
 {
     for (size_t i = 0; i < 16; i++) p[i] = (uint16_t)a.u[i];
 }
+MLA_PLAIN v16 v16_load_e4m3_256th(const uint8_t *p) { V16_EACH(mla_e4m3_f32(p[i]) * 0x1p-8f); }
 MLA_PLAIN v16 v16_gather(const float *t, v16i j) { V16_EACH(t[j.u[i]]); }
 MLA_PLAIN v16 v16_swap(v16 a, unsigned h) { V16_EACH(a.f[i ^ h]); }
 #undef V16I_EACH
