@@ -48,7 +48,8 @@ typedef mla_status (*mla_rows_fn)(void *ctx, size_t row0, size_t n, float *dst, 
  *     activations instead of weights: within gamma of the terms. With MLA_PREC_BF16 up to 15 rows meet codes that are
  *     whole numbers (groups of a multiple of 16) as integers of 16 bits, each within 0.51 / 32639 of the largest of its block of 32;
  *     sums are exact within a group's 32 inputs, and the result has the same bits in every ISA variant, whatever the number of rows
- *     below 16. Otherwise activations are rounded to bf16; weights are exact, or rounded to bf16 from 16 rows on where the CPU has
+ *     below 16. EXL3 leaves out its last rounding to f16 (2^-11 of a
+ *     value). Otherwise activations are rounded to bf16; weights are exact, or rounded to bf16 from 16 rows on where the CPU has
  *     bf16 products.
  *   undecoded: nothing is kept; every product asks `rows` again, 32 rows at a time, from several threads: ctx must stay
  *     as long as the weight. Same bits as decoded f32.

@@ -101,6 +101,7 @@ typedef struct { /* scales and offsets of one panel's block as f32: groups g0 ..
 
 typedef struct { /* EXL3: what one matrix' tiles are decoded with */
     unsigned codebook, twice_k; /* as in mla_trellis */
+    bool unrounded;             /* fast path: values are not rounded to f16 (trellis_body.h) */
 } mla_trellis_plan;
 
 typedef struct {

@@ -58,7 +58,7 @@ static void pack_row(const lin_job *j, uint32_t *dst, size_t t, size_t k0, size_
         return;
     }
     memcpy(f, src, n * sizeof *f);
-    for (size_t i = 0; j->w->precision == MLA_PREC_BF16 && i < n; i++) f[i] = mla_bf16_f32(mla_f32_bf16(f[i]));
+    for (size_t i = 0; j->w->precision == MLA_PREC_BF16 && j->w->form != MLA_W_TRELLIS && i < n; i++) f[i] = mla_bf16_f32(mla_f32_bf16(f[i]));
     for (size_t i = n; i % 8; i++) f[i] = 0; /* packed codes come in octets */
 }
 

@@ -50,7 +50,7 @@ mla_status mla_cpu_trellis_new(mla_cpu *c, mla_weight *w, const mla_weight_desc 
     const mla_trellis *t = &d->coded->trellis;
     tile_job j = {w, t};
     w->form = MLA_W_TRELLIS;
-    w->plan = (mla_trellis_plan){t->codebook, t->twice_k};
+    w->plan = (mla_trellis_plan){t->codebook, t->twice_k, d->precision == MLA_PREC_BF16};
     w->trellis_in = d->in;
     w->in = t->in128;
     w->panels = t->out128 / MLA_NR;

@@ -4,7 +4,11 @@
  * A ring of 256 K bits is cut into 8 segments of 2 K halves (16 bits), one for each output column c % 8 of the 16 x 16 tile;
  * a segment's 32 steps hold rows and c / 8: step u = 8 (r % 8 / 2) + 4 (c / 8) + 2 (r / 8) + r % 2 gives row r. Lanes are the
  * segments of the four tiles of two panels, placed so that joining halves to 32-bit lanes gives the panels one after the
- * other (trellis.c, trellis_lane). Hashes are taken as low and high halves, since 16-bit lanes are twice as many. */
+ * other (trellis.c, trellis_lane). Hashes are taken as low and high halves, since 16-bit lanes are twice as many.
+ *
+ * On the fast path the last rounding, to f16, is left out unless f16 arithmetic does it anyway: the sum of two f16 numbers is exact in
+ * f32, mul1's value is rounded to f32, and either differs from the format's by at most 2^-11 of it, half an ulp of f16 (no value is
+ * subnormal). That is a quarter of what rounding activations to bf16, which is left out as well, may change. */
 #ifndef MLA_BACKEND_CPU_TRELLIS_BODY_H
 #define MLA_BACKEND_CPU_TRELLIS_BODY_H
 #include "backend/cpu/simd_u16.h"
@@ -55,9 +59,10 @@ MLA_VEC void trellis_hash(const unsigned codebook, vh *low, vh *high, vh state)
 
 #if defined(VH_F16)
 /* Values of states: panel 0, panel 1. f16 sums and products round as the codebooks ask. */
-MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
+MLA_VEC void trellis_values(const unsigned codebook, const bool unrounded, vf f[2], vh state)
 {
     vh low, high, v;
+    (void)unrounded;
     trellis_hash(codebook, &low, &high, state);
     if (codebook == 2) v = vh_f16_fma(vh_add(vh_add(vh_sum_bytes(low), vh_set(0x6400)), vh_sum_bytes(high)), vh_set(0x1eee), vh_set(0xc931));
     else
@@ -79,32 +84,34 @@ MLA_VEC void trellis_half(vf f[2], vh h, unsigned flip)
 }
 
 /* Values of states: panel 0, panel 1. */
-MLA_VEC void trellis_values(const unsigned codebook, vf f[2], vh state)
+MLA_VEC void trellis_values(const unsigned codebook, const bool unrounded, vf f[2], vh state)
 {
     vh low, high;
     trellis_hash(codebook, &low, &high, state);
     if (codebook == 2) { /* mul1: 1024 + the sum of bytes, times f16 0x1eee, plus f16 0xc931; exact but for the last rounding */
         vh n = vh_add(vh_sum_bytes(low), vh_sum_bytes(high)), top = vh_set(0x4b00); /* 2^23 + the sum */
         vf a = vf_set(0x1.bb8p-8f), b = vf_set(1024 * 0x1.bb8p-8f - 0x1.4c4p+3f - 0x1.bb8p+15f);
-        f[0] = round_f16(vf_fma(vf_join0(n, top), a, b));
-        f[1] = round_f16(vf_fma(vf_join1(n, top), a, b));
+        f[0] = vf_fma(vf_join0(n, top), a, b);
+        f[1] = vf_fma(vf_join1(n, top), a, b);
+        if (!unrounded) f[0] = round_f16(f[0]), f[1] = round_f16(f[1]);
         return;
     }
     vf a[2], b[2];
     trellis_half(a, low, codebook == 0 ? 0x8000 : 0);
     trellis_half(b, high, 0);
-    f[0] = round_f16(vf_add(a[0], b[0]));
-    f[1] = round_f16(vf_add(a[1], b[1]));
+    f[0] = vf_add(a[0], b[0]);
+    f[1] = vf_add(a[1], b[1]);
+    if (!unrounded) f[0] = round_f16(f[0]), f[1] = round_f16(f[1]);
 }
 #endif
 
 /* acc (panel 0, panel 1; in place) += 16 inputs times the values of one tile row's states (16, 32; one part of them) */
-MLA_VEC void trellis_rows(const unsigned codebook, float *acc0, float *acc1, const float *x, const uint16_t (*state)[32])
+MLA_VEC void trellis_rows(const unsigned codebook, const bool unrounded, float *acc0, float *acc1, const float *x, const uint16_t (*state)[32])
 {
     vf a = vf_load(acc0), b = vf_load(acc1), f[2];
     for (size_t r = 0; r < 16; r++) {
         vf xk = vf_set(x[r]);
-        trellis_values(codebook, f, vh_load(state[r]));
+        trellis_values(codebook, unrounded, f, vh_load(state[r]));
         a = vf_fma(xk, f[0], a);
         b = vf_fma(xk, f[1], b);
     }
@@ -113,7 +120,7 @@ MLA_VEC void trellis_rows(const unsigned codebook, float *acc0, float *acc1, con
 }
 
 /* c (2, MLA_NR) = or += sums over tile rows' inputs; outputs of a panel stand as lanes do: [0-7 | 16-23 | 8-15 | 24-31] */
-MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add)
+MLA_VEC void trellis_gemv_of(const unsigned codebook, const bool unrounded, float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add)
 {
     trellis_states t;
     float acc[2 * MLA_NR] = {0};
@@ -123,7 +130,7 @@ MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, 
         for (size_t h = 0; h < 2; h++)
             for (size_t part = 0; part < VH_PARTS; part++) {
                 float *at = acc + 16 * h + part * VH_LANES / 2;
-                trellis_rows(codebook, at, at + MLA_NR, x, (const uint16_t(*)[32])(t.s[h][0] + part * VH_LANES));
+                trellis_rows(codebook, unrounded, at, at + MLA_NR, x, (const uint16_t(*)[32])(t.s[h][0] + part * VH_LANES));
             }
     }
     for (size_t j = 0; j < 2 * MLA_NR; j += 16) {
@@ -133,7 +140,7 @@ MLA_VEC void trellis_gemv_of(const unsigned codebook, float *c, const float *x, 
     }
 }
 
-MLA_VEC void trellis_tile_of(const unsigned codebook, float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p)
+MLA_VEC void trellis_tile_of(const unsigned codebook, const bool unrounded, float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p)
 {
     trellis_states t;
     vf f[2];
@@ -142,25 +149,39 @@ MLA_VEC void trellis_tile_of(const unsigned codebook, float *dst, const uint16_t
         for (size_t r = 0; r < 16; r++)
             for (size_t h = 0; h < 2; h++)
                 for (size_t part = 0; part < VH_PARTS; part++, dst += VH_LANES / 2) {
-                    trellis_values(codebook, f, vh_load(t.s[h][r] + part * VH_LANES));
+                    trellis_values(codebook, unrounded, f, vh_load(t.s[h][r] + part * VH_LANES));
                     vf_store(dst, panel ? f[1] : f[0]);
                 }
     }
 }
 
+#if defined(VH_F16)
+#define UNROUNDED(call) call(false)
+#else
+#define UNROUNDED(call)              \
+    if (p->unrounded) { call(true) } \
+    else { call(false) }
+#endif
 static void row_trellis_gemv(float *c, const float *x, const uint16_t *ring, size_t tiles, const mla_trellis_plan *p, bool add)
 {
-    if (p->codebook == 2) trellis_gemv_of(2, c, x, ring, tiles, p, add);
-    else if (p->codebook == 1) trellis_gemv_of(1, c, x, ring, tiles, p, add);
-    else trellis_gemv_of(0, c, x, ring, tiles, p, add);
+#define GEMV(unrounded)                                                               \
+    if (p->codebook == 2) trellis_gemv_of(2, unrounded, c, x, ring, tiles, p, add);      \
+    else if (p->codebook == 1) trellis_gemv_of(1, unrounded, c, x, ring, tiles, p, add); \
+    else trellis_gemv_of(0, unrounded, c, x, ring, tiles, p, add);
+    UNROUNDED(GEMV)
+#undef GEMV
 }
 
 static void row_trellis_tile(float *dst, const uint16_t *ring, size_t panel, size_t tiles, const mla_trellis_plan *p)
 {
-    if (p->codebook == 2) trellis_tile_of(2, dst, ring, panel, tiles, p);
-    else if (p->codebook == 1) trellis_tile_of(1, dst, ring, panel, tiles, p);
-    else trellis_tile_of(0, dst, ring, panel, tiles, p);
+#define TILE(unrounded)                                                                 \
+    if (p->codebook == 2) trellis_tile_of(2, unrounded, dst, ring, panel, tiles, p);      \
+    else if (p->codebook == 1) trellis_tile_of(1, unrounded, dst, ring, panel, tiles, p); \
+    else trellis_tile_of(0, unrounded, dst, ring, panel, tiles, p);
+    UNROUNDED(TILE)
+#undef TILE
 }
+#undef UNROUNDED
 
 static void row_hadamard(float *x)
 {
