@@ -119,6 +119,10 @@ MLA_VEC void dot_unit(const mla_dot_form form, const size_t octets, vd *sum, con
     MLA_UNROLL
     for (unsigned i = 0; i < octets; i++) {
         const uint8_t *at = x->octet[o + i];
+        const size_t words = form == MLA_DOT_INT8 ? 2 * MLA_NR : form == MLA_DOT_CRUMB || form == MLA_DOT_CRUMB_BIT ? MLA_NR / 2 : MLA_NR;
+        MLA_UNROLL
+        for (size_t k = 0; k < words; k += 16) __builtin_prefetch((const char *)(a + (o + i) * words + k) + MLA_AHEAD);
+        if (form == MLA_DOT_NIBBLE_CRUMB) __builtin_prefetch((const char *)(b + (o + i) * MLA_NR / 2) + MLA_AHEAD);
         vd x0 = vd_four(at), x1 = vd_four(at + 4), x2 = vd_four(at + 8), x3 = vd_four(at + 12);
         MLA_UNROLL
         for (size_t j = 0; j < DOT_VECS; j++) {
@@ -136,6 +140,8 @@ MLA_VEC void dot_unit(const mla_dot_form form, const size_t octets, vd *sum, con
             vd hi = vd_add16(vd_pairs(even, x0), vd_pairs(odd, x1)), lo = vd_add16(vd_pairs(even, x2), vd_pairs(odd, x3));
             h[j] = i % most ? vd_add16(h[j], hi) : hi;
             l[j] = i % most ? vd_add16(l[j], lo) : lo;
+            VD_KEEP(h[j]);
+            VD_KEEP(l[j]);
             if (i % most + 1 == most || i + 1 == octets)
                 sum[j] = vd_add(sum[j], vd_add(vd_quads(h[j], vd_set(256 * 0x10001u)), vd_quads(l[j], vd_set(0x10001u))));
 #endif
@@ -145,7 +151,6 @@ MLA_VEC void dot_unit(const mla_dot_form form, const size_t octets, vd *sum, con
 
 MLA_VEC void dot_gemv_of(const mla_dot_form form, const size_t octets, float *c, const mla_dot_x *x, const mla_code_block *q, bool add)
 {
-    const size_t words = form == MLA_DOT_INT8 ? 2 * MLA_NR : form == MLA_DOT_CRUMB || form == MLA_DOT_CRUMB_BIT ? MLA_NR / 2 : MLA_NR; /* of an octet */
     const uint32_t *a = q->a, *b = q->b;
     vd look = vd_table(q->look);
 #if defined(VD_VNNI)
@@ -169,12 +174,6 @@ MLA_VEC void dot_gemv_of(const mla_dot_form form, const size_t octets, float *c,
             vd sum[DOT_VECS];
             MLA_UNROLL
             for (size_t j = 0; j < DOT_VECS; j++) sum[j] = vd_set((uint32_t)-(zero * n));
-            MLA_UNROLL
-            for (size_t i = 0; i < octets * words; i += 16) __builtin_prefetch((const char *)(a + o * words + i) + MLA_AHEAD);
-            if (form == MLA_DOT_NIBBLE_CRUMB) {
-                MLA_UNROLL
-                for (size_t i = 0; i < octets * MLA_NR / 2; i += 16) __builtin_prefetch((const char *)(b + o * MLA_NR / 2 + i) + MLA_AHEAD);
-            }
             if (end - o >= octets) dot_unit(form, octets, sum, a, b, x, o, look);
             else
                 for (size_t i = o; i < end; i++) dot_unit(form, 1, sum, a, b, x, i, look);

@@ -48,6 +48,8 @@ MLA_INLINE vd vd_pairs(vd u, vd x) { return VD(maddubs_epi16)(u, x); }          
 MLA_INLINE vd vd_quads(vd a, vd b) { return VD(madd_epi16)(a, b); }                /* 16-bit numbers multiplied, two of them added */
 MLA_INLINE vd vd_low_bytes(vd a) { return VD(srai_epi16)(VD(slli_epi16)(a, 8), 8); } /* signed bytes 0 and 2 as 16-bit numbers */
 MLA_INLINE vd vd_high_bytes(vd a) { return VD(srai_epi16)(a, 8); }                 /* 1 and 3 */
+/* The compiler may not take a sum apart here: left alone it adds all products of a unit at its end, and runs out of registers. */
+#define VD_KEEP(a) __asm__("" : "+v"(a))
 #undef VD
 #undef VD_SI
 #endif
