@@ -1,8 +1,8 @@
 /* One token through the linear layers of SmolLM2-135M (30 layers, the head left out) in every weight format: products of one
  * row with packed codes, on the fast path and on the reference path, beside the same products with weights decoded to bf16 and f32.
  *
- * usage: bench_codes threads repetitions [layers [variant [format ...]]]
- * variant: of the kernels (mla_cpu_pick_named), auto: the best; formats: those named, beside bf16. int4: with zero points; int4_sym:
+ * usage: bench_codes threads repetitions [layers [format ...]]
+ * formats: those named, beside bf16. int4: with zero points; int4_sym:
  * without. Codes and scales are drawn (never zeros), every matrix its own, so that together they do not fit a core's cache. Prints,
  * for each format NAME: codes_NAME and reference_NAME (passes per second, median; formats alternate) and codes_NAME_bytes (of all
  * matrices). */
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "lab.h"
@@ -110,8 +109,8 @@ typedef struct {
 
 static bool wanted(size_t f, int argc, char **argv)
 {
-    bool yes = f == 0 || argc <= 5;
-    for (int i = 5; i < argc; i++) yes |= !strcmp(argv[i], FORMAT[f].name);
+    bool yes = f == 0 || argc <= 4;
+    for (int i = 4; i < argc; i++) yes |= !strcmp(argv[i], FORMAT[f].name);
     return yes;
 }
 
@@ -137,16 +136,11 @@ static void pass(series *r, mla_backend *be, size_t n, float *x, float *y, bool 
 
 int main(int argc, char **argv)
 {
-    mla_err err = {0};
     mla_backend *be;
     static series fast[N_FORMAT], reference[N_FORMAT];
     size_t reps = lab_arg(argc, argv, 2, 5), layers = lab_arg(argc, argv, 3, 30), n = layers * N_SHAPE;
     if (n > MAX_MATS || reps > LAB_MAX) return 2;
-    lab_must(mla_backend_open(&be, &(mla_backend_opts){.threads = lab_arg(argc, argv, 1, 1)}, &err), &err);
-    if (argc > 4 && strcmp(argv[4], "auto") != 0 && !mla_cpu_pick_named(argv[4], &mla_cpu_of(be)->kern)) {
-        fprintf(stderr, "this CPU has no variant %s\n", argv[4]);
-        return 3;
-    }
+    be = lab_backend(lab_arg(argc, argv, 1, 1));
     unsigned char *tiles = (unsigned char *)lab_area((size_t)1 << 20);
     float *x = mla_alloc(1536, sizeof *x, 1), *y = mla_alloc(1536, sizeof *y, 1);
     if (!x || !y) return 3;

@@ -98,7 +98,7 @@ int main(int argc, char **argv)
     lab b = {.prefill = lab_arg(argc, argv, 5, 512), .decode = lab_arg(argc, argv, 6, 64), .reps = lab_arg(argc, argv, 7, 3),
              .area_bytes = lab_arg(argc, argv, 8, 1280) << 20};
     lab_must(mla_model_open(&b.m, argv[1], &err), &err);
-    lab_must(mla_backend_open(&b.be, &(mla_backend_opts){.threads = threads}, &err), &err);
+    b.be = lab_backend(threads);
     lab_must(mla_pool_new(&b.pool, threads, &err), &err);
     b.ids = lab_ids(b.m, argv[2], b.prefill);
     b.area = lab_area(b.area_bytes);

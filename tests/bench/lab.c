@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/cpu/cpu.h"
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/rng.h"
@@ -99,6 +100,19 @@ double lab_sweep(mla_pool *pool, const char *area, size_t bytes)
     mla_par_for(pool, bytes, PIECE, sweep_piece, &s);
     t = lab_now() - t;
     return t;
+}
+
+mla_backend *lab_backend(size_t threads)
+{
+    mla_err err = {0};
+    mla_backend *be;
+    const char *v = getenv("MLA_BENCH_VARIANT");
+    lab_must(mla_backend_open(&be, &(mla_backend_opts){.threads = threads}, &err), &err);
+    if (v && *v && !mla_cpu_pick_named(v, &mla_cpu_of(be)->kern)) {
+        fprintf(stderr, "MLA_BENCH_VARIANT: this CPU has no variant %s\n", v);
+        exit(3);
+    }
+    return be;
 }
 
 size_t lab_arg(int argc, char **argv, int at, size_t def)

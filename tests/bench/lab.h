@@ -34,6 +34,9 @@ char *lab_area(size_t bytes);
 /* Seconds to read the area once with the pool's threads, and nothing but read it. */
 double lab_sweep(mla_pool *pool, const char *area, size_t bytes);
 
+/* CPU backend; MLA_BENCH_VARIANT names a variant of the kernels (mla_cpu_pick_named), which this CPU must have. */
+mla_backend *lab_backend(size_t threads);
+
 /* Positive whole number from an argument, def when argc is too small. */
 size_t lab_arg(int argc, char **argv, int at, size_t def);
 

@@ -31,9 +31,9 @@ MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a) { _mm256_storeu_si256((__m25
 MLA_INLINE v16i v16i_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)); }
 MLA_INLINE v16 v16_load_e4m3_256th(const uint8_t *p) /* 2^-8 of finite e4m3 numbers: f16 has their fields, one exponent bit aside */
 {
-    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8), rest = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
-    return _mm512_cvtph_ps(_mm256_or_si256(rest, sign));
+    __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)); /* the sign in bits 7 to 15 */
+    __m256i h = _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16((short)0xbfff));
+    return _mm512_cvtph_ps(h);
 }
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return _mm512_i32gather_ps(i, t, 4); }
 /* Lane l takes lane l ^ h, h = 1, 2, 4, 8. */
@@ -105,9 +105,8 @@ MLA_INLINE void v16i_store_u16(uint16_t *p, v16i a)
 }
 MLA_INLINE v16 v16_load_e4m3_256th(const uint8_t *p)
 {
-    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8), rest = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
-    __m256i h = _mm256_or_si256(rest, sign);
+    __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)); /* the sign in bits 7 to 15 */
+    __m256i h = _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16((short)0xbfff));
     return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 MLA_INLINE v16 v16_gather(const float *t, v16i i) { return (v16){_mm256_i32gather_ps(t, i.lo, 4), _mm256_i32gather_ps(t, i.hi, 4)}; }
