@@ -18,9 +18,15 @@ typedef struct {
 } mixed_case;
 
 static const mixed_case CASES[] = {
-    {MLA_LAYOUT_NONE, 0, 0, 128, 128, 0}, {MLA_LAYOUT_N, 1, 0, 224, 32, 0},     {MLA_LAYOUT_N, 1, 181, 181, 32, 0},
-    {MLA_LAYOUT_N, 2, 91, 182, 32, 0},    {MLA_LAYOUT_P, 1, 0, 224, 32, 4}, {MLA_LAYOUT_REBUILD, 1, 0, 256, 0, 0},
+    {MLA_LAYOUT_NONE, 0, 0, 128, 128, 0}, {MLA_LAYOUT_N, 1, 181, 181, 32, 0}, {MLA_LAYOUT_P, 1, 0, 224, 32, 4},
+    {MLA_LAYOUT_N, 1, 0, 224, 32, 0},     {MLA_LAYOUT_N, 2, 91, 182, 32, 0},  {MLA_LAYOUT_REBUILD, 1, 0, 256, 0, 0},
 };
+
+#ifdef __SANITIZE_ADDRESS__
+enum { LAST = 3 }; /* one of each kind of row */
+#else
+enum { LAST = sizeof CASES / sizeof *CASES };
+#endif
 
 static mla_rt *open_rt(const world *w, const mixed_case *c, mla_rt_opts o)
 {
@@ -106,7 +112,7 @@ START_TEST(forked)
     world w = world_open(NULL, 1);
     int32_t *ids = some_ids(N);
     size_t V = w.c->vocab;
-    mla_rt *rt = open_rt(&w, &CASES[2], (mla_rt_opts){FP8_KEYS16, .page_tokens = 16});
+    mla_rt *rt = open_rt(&w, &CASES[1], (mla_rt_opts){FP8_KEYS16, .page_tokens = 16});
     float *want = run_chunks(rt, ids, N, 0, 0, 0), *logits = mla_alloc(N, V, 4);
     mla_seq *root, *s;
     ck_ok(mla_seq_new(&root, rt, N, &err));
@@ -157,8 +163,8 @@ Suite *mixed_suite(void)
     Suite *s = suite_create("mixed");
     TCase *t = tcase_create("mixed");
     tcase_set_timeout(t, 600);
-    tcase_add_loop_test(t, bytes_and_error, 0, (int)(sizeof CASES / sizeof *CASES));
-    tcase_add_loop_test(t, pages_cuts_kernels, 0, (int)(sizeof CASES / sizeof *CASES));
+    tcase_add_loop_test(t, bytes_and_error, 0, LAST);
+    tcase_add_loop_test(t, pages_cuts_kernels, 0, 3);
     tcase_add_test(t, forked);
     tcase_add_test(t, a_device_without_such_rows);
     tcase_add_test(t, names);
