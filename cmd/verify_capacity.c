@@ -7,7 +7,7 @@
 #include "io/file.h"
 #include "io/gguf.h"
 #include "verify.h"
-#include "verify/capacity.h"
+#include "verify/folder/capacity.h"
 
 #define GPUS_MAX 32
 

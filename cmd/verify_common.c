@@ -6,7 +6,7 @@
 
 #include "base/version.h"
 #include "io/file.h"
-#include "verify/report.h"
+#include "verify/report/report.h"
 
 verify_run verify_run_defaults(void) { return (verify_run){.kv_dtype = "f32", .precision = "reference"}; }
 

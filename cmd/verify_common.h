@@ -5,8 +5,8 @@
 #include "model/model.h"
 #include "runtime/runtime.h"
 #include "tensor/kv_row.h"
-#include "verify/identity.h"
-#include "verify/stats.h"
+#include "verify/folder/identity.h"
+#include "verify/parity/stats.h"
 
 /* Targets of the options that say how a model is run. Initialise with verify_run_defaults. */
 typedef struct {

@@ -6,8 +6,8 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "verify.h"
-#include "verify/gate.h"
-#include "verify/report.h"
+#include "verify/gate/gate.h"
+#include "verify/report/report.h"
 #include "verify_common.h"
 #include "verify_paths.h"
 

@@ -1,5 +1,5 @@
 /* mla-verify inspect: what is inside a file or folder, from headers alone. */
-#include "verify/inspect.h"
+#include "verify/inspect/inspect.h"
 #include "verify.h"
 
 mla_status cmd_verify_inspect(cli *c, int argc, char **argv, mla_err *err)

@@ -6,8 +6,8 @@
 #include "io/sha256.h"
 #include "text/corpus.h"
 #include "verify.h"
-#include "verify/parity_run.h"
-#include "verify/record.h"
+#include "verify/parity/parity_run.h"
+#include "verify/reference/record.h"
 #include "verify_common.h"
 #include "verify_paths.h"
 

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "verify/drafts.h"
-#include "verify/report.h"
+#include "verify/paths/drafts.h"
+#include "verify/report/report.h"
 
 #define DRAFTS 4
 #define DRAFT_TOKENS 64

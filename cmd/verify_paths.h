@@ -1,7 +1,7 @@
 /* The paths of a server beside a parity report: which were asked for, and running them. */
 #ifndef MLA_CMD_VERIFY_PATHS_H
 #define MLA_CMD_VERIFY_PATHS_H
-#include "verify/paths.h"
+#include "verify/paths/paths.h"
 #include "verify_common.h"
 
 #define VERIFY_PATHS_HELP "chunked, prefix, batch, threads, fp8, split, mtp"

@@ -8,7 +8,7 @@
 #include "io/sha256.h"
 #include "model/model.h"
 #include "verify.h"
-#include "verify/probe.h"
+#include "verify/probe/probe.h"
 #include "verify_common.h"
 
 typedef struct {

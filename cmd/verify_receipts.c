@@ -1,5 +1,5 @@
 /* mla-verify receipts: every file, config claim and tensor of a finished folder against its receipt. */
-#include "verify/receipts.h"
+#include "verify/folder/receipts.h"
 #include "verify.h"
 #include "verify_common.h"
 

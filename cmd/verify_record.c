@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/version.h"
 #include "verify.h"
-#include "verify/record.h"
+#include "verify/reference/record.h"
 #include "verify_common.h"
 
 typedef struct {

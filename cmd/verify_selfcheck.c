@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "verify/selfcheck.h"
-#include "verify/tested.h"
+#include "verify/selfcheck/selfcheck.h"
+#include "verify/selfcheck/tested.h"
 #include "verify.h"
 #include "verify_common.h"
 

@@ -40,7 +40,7 @@ home() { # header regex, allowed file regex
 }
 home '(cjson/)?cJSON\.h' 'lib/io/json\.c'
 home 'openssl/' 'lib/io/sha256\.c'
-home 'curl/' 'lib/verify/http\.c'
+home 'curl/' 'lib/verify/probe/http\.c'
 home 'zstd\.h' 'lib/io/zst\.c'
 home 'pcre2\.h' 'lib/text/[a-z_]+\.c'
 home 'utf8proc\.h' 'lib/text/[a-z_]+\.c'

@@ -91,7 +91,7 @@ bool mla_cal_spelling_parse(const char *name, mla_cal_spelling *out); /* "compre
 mla_cal_spelling mla_cal_spelling_of(const mla_config *c);
 
 /* For whom scales are written: decides the spelling and files beside the weights. An engine's own renaming, replayed over the
- * result, is verify/consumers.h. */
+ * result, is verify/folder/consumers.h. */
 typedef enum {
     MLA_CAL_FOR_SELF,    /* "mla-toolkit": the model's own spelling */
     MLA_CAL_FOR_VLLM,    /* "vllm": 0.33 and later */

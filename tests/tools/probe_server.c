@@ -15,7 +15,7 @@
 #include "base/str.h"
 #include "io/file.h"
 #include "io/json.h"
-#include "verify/reference.h"
+#include "verify/reference/reference.h"
 
 static mla_reference ref;
 static const char *dialect, *fault, *key;

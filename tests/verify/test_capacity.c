@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "suites.h"
-#include "verify/capacity.h"
+#include "verify/folder/capacity.h"
 
 #define GIB 1073741824.0
 

@@ -6,8 +6,8 @@
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "suites.h"
-#include "verify/parity_run.h"
-#include "verify/record.h"
+#include "verify/parity/parity_run.h"
+#include "verify/reference/record.h"
 
 typedef struct {
     mla_backend *be;

@@ -4,10 +4,10 @@
 
 #include "base/alloc.h"
 #include "suites.h"
-#include "verify/parity_parts.h"
-#include "verify/policy.h"
-#include "verify/reference.h"
-#include "verify/report.h"
+#include "verify/parity/parity_parts.h"
+#include "verify/gate/policy.h"
+#include "verify/reference/reference.h"
+#include "verify/report/report.h"
 #include "xml.h"
 
 static mla_status read(mla_policy *p, const char *sections, mla_err *err)

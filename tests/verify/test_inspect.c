@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "suites.h"
-#include "verify/inspect.h"
+#include "verify/inspect/inspect.h"
 
 static mla_json *inspect(const char *path)
 {

@@ -6,8 +6,8 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "suites.h"
-#include "verify/parity_run.h"
-#include "verify/record.h"
+#include "verify/parity/parity_run.h"
+#include "verify/reference/record.h"
 #include "xml.h"
 
 typedef struct {

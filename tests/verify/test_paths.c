@@ -4,10 +4,10 @@
 
 #include "base/alloc.h"
 #include "suites.h"
-#include "verify/drafts.h"
-#include "verify/layers.h"
-#include "verify/paths.h"
-#include "verify/report.h"
+#include "verify/paths/drafts.h"
+#include "verify/parity/layers.h"
+#include "verify/paths/paths.h"
+#include "verify/report/report.h"
 
 typedef struct {
     mla_backend *be;

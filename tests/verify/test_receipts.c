@@ -8,7 +8,7 @@
 #include "io/receipt.h"
 #include "io/sha256.h"
 #include "suites.h"
-#include "verify/receipts.h"
+#include "verify/folder/receipts.h"
 
 static char *dir;
 

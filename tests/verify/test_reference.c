@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "io/file.h"
 #include "suites.h"
-#include "verify/reference.h"
+#include "verify/reference/reference.h"
 
 static const char GOOD[] =
     "{\"format\":\"mla-reference/1\",\"model\":\"m\",\"min_margin_nats\":1.0,\"extra\":{},\"cases\":["

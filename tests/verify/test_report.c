@@ -4,8 +4,8 @@
 
 #include "base/alloc.h"
 #include "suites.h"
-#include "verify/parity.h"
-#include "verify/report.h"
+#include "verify/parity/parity.h"
+#include "verify/report/report.h"
 #include "xml.h"
 
 static mla_json *parse(const char *text)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "suites.h"
-#include "verify/selfcheck.h"
+#include "verify/selfcheck/selfcheck.h"
 
 static mla_backend *open_be(mla_isa isa)
 {

@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "suites.h"
-#include "verify/stats.h"
+#include "verify/parity/stats.h"
 
 START_TEST(wilson_reproduces_known_intervals)
 {

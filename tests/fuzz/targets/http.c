@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "fuzz.h"
-#include "verify/probe_parts.h"
+#include "verify/probe/probe_parts.h"
 
 #define POSITIONS 3
 

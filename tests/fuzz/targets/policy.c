@@ -1,5 +1,5 @@
 /* Gate policies and build recipes: strict JSON, refused by name or whole. */
-#include "verify/policy.h"
+#include "verify/gate/policy.h"
 
 #include <string.h>
 

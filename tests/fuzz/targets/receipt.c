@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "verify/receipts.h"
+#include "verify/folder/receipts.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {

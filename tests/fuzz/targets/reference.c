@@ -1,5 +1,5 @@
 /* References and probe.json files: an accepted one is whole, and what is written of it reads back as the same bytes. */
-#include "verify/reference.h"
+#include "verify/reference/reference.h"
 
 #include <stdio.h>
 #include <string.h>
