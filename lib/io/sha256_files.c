@@ -98,7 +98,7 @@ static bool lane_fill(job *j, lane *l)
     }
     l->read += l->fill;
     if (l->read > l->f->size || (l->eof && l->read != l->f->size)) {
-        mla_fail(&err, MLA_EIO, "%s: changed while it was read: %ju bytes at first, then %s", l->f->path, (uintmax_t)l->f->size,
+        (void)mla_fail(&err, MLA_EIO, "%s: changed while it was read: %ju bytes at first, then %s", l->f->path, (uintmax_t)l->f->size,
                  l->read > l->f->size ? "more" : "fewer");
         fail(j, MLA_EIO, &err);
         return false;

@@ -30,8 +30,9 @@ void mla_cross_moments_free(mla_cross_moments *m)
 mla_status mla_cross_moments_add(mla_cross_moments *m, const float *y, const float *y2, const double *w, size_t T, const double *mu, mla_err *err)
 {
     size_t n = m->n, ld = m->groups * n;
-    double *a = mla_alloc_raw(2 * T, ld, sizeof *a), *b = a + T * ld;
+    double *a = mla_alloc_raw(2 * T, ld, sizeof *a);
     if (!a) return mla_fail(err, MLA_ENOMEM, "cross moments of %zu tokens", T);
+    double *b = a + T * ld;
     for (size_t t = 0; t < T; t++) {
         double s = sqrt(w[t]);
         m->wsum += w[t];

@@ -166,8 +166,8 @@ static mla_status measure_all(mla_share_cost *cost, const mla_shares_opts *o, co
 mla_status mla_choose_shares(size_t *width, size_t *rank, mla_solution *sol, const mla_shares_opts *o, mla_err *err)
 {
     const mla_recipe *r = o->solve.recipe;
-    size_t n = o->solve.fit->layers, even;
-    double values;
+    size_t n = o->solve.fit->layers, even = 0;
+    double values = 0;
     mla_share_cost *cost = mla_alloc(n, 1, sizeof *cost);
     trials t = {.o = o, .curve = mla_alloc(n, 1, sizeof *t.curve), .err = mla_alloc(n, 1, sizeof *t.err)};
     mla_solve_all_opts so = o->solve;
