@@ -106,4 +106,6 @@ size_t mla_config_full_layers(const mla_config *c);   /* number of full-attentio
 double mla_config_attn_scale(const mla_config *c);
 /* inv_freq (rot/2) that holds for a sequence of `len` tokens (dynamic and longrope depend on it). */
 void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq);
+/* cos and sin (T, half) of positions 0 .. T - 1 times inv_freq (half), times gain: in fp64, rounded once. */
+void mla_rope_table(const double *inv_freq, size_t half, size_t T, double gain, float *cos_out, float *sin_out);
 #endif

@@ -89,3 +89,12 @@ void mla_rope_inv_freq(const mla_config *c, size_t len, double *inv_freq)
     resolved(c, len, inv_freq);
     for (size_t i = 0; m > 1 && i < c->rope.rot / 2; i++) inv_freq[i] = inv_freq[i / m * m];
 }
+
+void mla_rope_table(const double *inv_freq, size_t half, size_t T, double gain, float *cos_out, float *sin_out)
+{
+    for (size_t t = 0; t < T; t++)
+        for (size_t i = 0; i < half; i++) {
+            cos_out[t * half + i] = (float)(cos((double)t * inv_freq[i]) * gain);
+            sin_out[t * half + i] = (float)(sin((double)t * inv_freq[i]) * gain);
+        }
+}

@@ -204,11 +204,7 @@ static mla_status fill_problem(mla_rows *r, const mla_rows_opts *o, size_t layer
     if (st == MLA_OK) {
         mla_sgemm(&(mla_sgemm_args){.ta = true, .M = Hd, .N = Hd, .K = wo.out, .alpha = 1, .a = W, .lda = Hd, .b = W, .ldb = Hd, .c = r->WW, .ldc = Hd});
         mla_rope_inv_freq(c, T, inv);
-        for (size_t t = 0; t < T; t++)
-            for (size_t i = 0; i < half; i++) {
-                r->cos[t * half + i] = (float)(cos((double)t * inv[i]) * c->rope.attention_factor);
-                r->sin[t * half + i] = (float)(sin((double)t * inv[i]) * c->rope.attention_factor);
-            }
+        mla_rope_table(inv, half, T, c->rope.attention_factor, r->cos, r->sin);
     }
     mla_free(W);
     mla_free(inv);

@@ -211,11 +211,7 @@ static mla_status tables(fitter *f, mla_err *err)
     f->WW = mla_alloc(Hd, Hd, sizeof *f->WW);
     if (!f->inv_freq || !f->cos || !f->sin || !f->WW) return mla_fail(err, MLA_ENOMEM, "rows of %zu tokens, %zu heads", T, c->heads);
     mla_rope_inv_freq(c, T, f->inv_freq);
-    for (size_t t = 0; t < T; t++)
-        for (size_t i = 0; i < half; i++) {
-            f->cos[t * half + i] = (float)cos((double)t * f->inv_freq[i]);
-            f->sin[t * half + i] = (float)sin((double)t * f->inv_freq[i]);
-        }
+    mla_rope_table(f->inv_freq, half, T, 1, f->cos, f->sin);
     f->p = (mla_shared_problem){.G = c->kv_heads, .max_T = T, .scale = (float)mla_config_attn_scale(c), .cos = f->cos, .sin = f->sin, .WW = f->WW};
     return MLA_OK;
 }

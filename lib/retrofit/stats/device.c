@@ -1,9 +1,8 @@
 /* One block of f64 sums per layer on the device: [M | kappa | Q | turn | wsum | GG]. */
 #include "retrofit/stats/device.h"
 
-#include <math.h>
-
 #include "base/alloc.h"
+#include "model/config.h"
 
 enum { PARTS = 6 };
 
@@ -23,11 +22,7 @@ static mla_status rotation(mla_dev_moments *m, size_t T, mla_err *err)
     size_t half = m->o.rot / 2, n = T * half;
     float *c = mla_alloc_raw(n + 1, 2, sizeof *c);
     if (!c) return mla_fail(err, MLA_ENOMEM, "rotation of %zu tokens", T);
-    for (size_t t = 0; t < T; t++)
-        for (size_t i = 0; i < half; i++) {
-            c[t * half + i] = (float)cos(m->o.inv_freq[i] * (double)t);
-            c[n + t * half + i] = (float)sin(m->o.inv_freq[i] * (double)t);
-        }
+    mla_rope_table(m->o.inv_freq, half, T, 1, c, c + n);
     mla_status st = op->alloc(m->be, &m->cos, n * 4, err);
     if (st == MLA_OK) st = op->alloc(m->be, &m->sin, n * 4, err);
     if (st == MLA_OK) st = op->upload(m->be, m->cos, c, n * 4, err);

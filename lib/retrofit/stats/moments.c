@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "linalg/gemm.h"
+#include "model/config.h"
 #include "retrofit/refine/attend.h"
 
 #define KAPPA_BLOCK 32 /* query rows per partial Gram of head overlaps */
@@ -265,11 +266,7 @@ void mla_moments_add(mla_moments *m, mla_layer_stats *l, const mla_row *row, con
 {
     job j = {m, l, row, R, o};
     size_t H = l->H, T = row->T, dk = l->dk, per = H / l->G, blocks = (T + KAPPA_BLOCK - 1) / KAPPA_BLOCK;
-    for (size_t t = 0; dk == l->d && t < T; t++)
-        for (size_t i = 0; i < o->rot / 2; i++) {
-            m->cos[t * (o->rot / 2) + i] = (float)cos(o->inv_freq[i] * (double)t);
-            m->sin[t * (o->rot / 2) + i] = (float)sin(o->inv_freq[i] * (double)t);
-        }
+    if (dk == l->d) mla_rope_table(o->inv_freq, o->rot / 2, T, 1, m->cos, m->sin);
     mla_par_for(m->pool, H, 1, one_head, &j);
     mla_par_for(m->pool, blocks, 1, overlap_block, &j);
     mla_moments_gate(m, l, row);
