@@ -30,9 +30,9 @@ $(BUILD)/tests/cuda_test_%: tests/cuda/test_%.cu $(wildcard tests/cuda/*.h) $(BU
 	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda $(CUDA_PULL) -o $@ $(filter %.cu %.o,$^) $(BUILD)/libmla-cuda.a $(CUDA_LIBS) $(CUDA_CPU_LIBS)
 
 # What goes through the runtime needs all layers and no CUDA of its own.
-$(BUILD)/tests/cuda_%: tests/cuda/test_%.c $(BUILD)/libmla.a $(BUILD)/libmla-cuda.a
+$(BUILD)/tests/cuda_%: tests/cuda/test_%.c $(wildcard tests/cuda/*.h) $(BUILD)/libmla.a $(BUILD)/libmla-cuda.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $^ $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
+	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $(filter-out %.h,$^) $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
 
 $(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h tests/bench/cuda_*.h) $(BUILD)/libmla-cuda.a $(CUDA_CPU)
 	@mkdir -p $(@D)

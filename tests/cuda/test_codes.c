@@ -16,22 +16,10 @@
 #include "tensor/bound.h"
 #include "tensor/compare.h"
 #include "tensor/fp.h"
+#include "tell.h"
 
-static int passed, failed;
-static mla_err err;
 static mla_backend *cpu, *gpu;
 
-static void check(bool ok, const char *name, const char *what)
-{
-    ok ? passed++ : failed++;
-    if (!ok) printf("FAIL %s: %s\n", name, what);
-}
-static void must(mla_status st, const char *what)
-{
-    if (st == MLA_OK) return;
-    fprintf(stderr, "%s: %s\n", what, err.msg);
-    exit(3);
-}
 static mla_mem *mem(mla_backend *be, const void *src, size_t bytes)
 {
     mla_mem *p;

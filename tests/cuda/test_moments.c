@@ -8,22 +8,9 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "retrofit/stats/collect.h"
+#include "tell.h"
 
-static int passed, failed;
-static mla_err err;
 static mla_model *m;
-
-static void check(bool ok, const char *name, const char *what, const char *part)
-{
-    ok ? passed++ : failed++;
-    if (!ok) printf("FAIL %s: %s %s\n", name, what, part);
-}
-static void must(mla_status st, const char *what)
-{
-    if (st == MLA_OK) return;
-    fprintf(stderr, "%s: %s\n", what, err.msg);
-    exit(3);
-}
 
 enum { ROW = 96, TOKENS = 5 * ROW + 50 };
 
@@ -60,7 +47,7 @@ static void run(mla_backend *gpu, const mla_backend_ops *host_moments, mla_layou
         size_t n = mla_stats_arrays(&a.layer[i], x);
         (void)mla_stats_arrays(&b.layer[i], y), (void)mla_stats_arrays(&again.layer[i], z), (void)mla_stats_arrays(&three.layer[i], w);
         double tokens = fabs(a.layer[i].wsum - b.layer[i].wsum) / b.layer[i].wsum;
-        check(tokens <= 1e-6, name, "differs from the host's:", "sum of the weights");
+        check_part(tokens <= 1e-6, name, "differs from the host's:", "sum of the weights");
         for (size_t k = 0; k < n; k++) {
             double d2 = 0, w2 = 0;
             bool finite = true;
@@ -73,9 +60,9 @@ static void run(mla_backend *gpu, const mla_backend_ops *host_moments, mla_layou
             bool drawn = a.layer[i].half && (!strcmp(x[k].name, "M") || !strcmp(x[k].name, "turn"));
             double rel = w2 > 0 ? sqrt(d2 / w2) : sqrt(d2), tol = drawn ? 5e-3 : 2e-5;
             if (!(rel <= tol)) printf("  %s layer %zu %s: relative difference %.2g of %.2g\n", name, a.layer[i].layer, x[k].name, rel, tol);
-            check(finite && rel <= tol, name, "differs from the host's:", x[k].name);
-            check(!memcmp(x[k].data, z[k].data, x[k].count * sizeof(double)), name, "two runs differ in", x[k].name);
-            check(!memcmp(x[k].data, w[k].data, x[k].count * sizeof(double)), name, "rows beside one another change", x[k].name);
+            check_part(finite && rel <= tol, name, "differs from the host's:", x[k].name);
+            check_part(!memcmp(x[k].data, z[k].data, x[k].count * sizeof(double)), name, "two runs differ in", x[k].name);
+            check_part(!memcmp(x[k].data, w[k].data, x[k].count * sizeof(double)), name, "rows beside one another change", x[k].name);
         }
     }
     mla_stats_free(&a), mla_stats_free(&again), mla_stats_free(&three), mla_stats_free(&b);

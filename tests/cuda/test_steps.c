@@ -11,9 +11,8 @@
 #include "runtime/runtime.h"
 #include "tensor/bound.h"
 #include "tensor/compare.h"
+#include "tell.h"
 
-static int passed, failed;
-static mla_err err;
 static size_t replays;
 static mla_status (*real_replay)(mla_backend *, const mla_tape *, mla_err *);
 
@@ -21,18 +20,6 @@ static mla_status counted(mla_backend *be, const mla_tape *t, mla_err *e)
 {
     replays++;
     return real_replay(be, t, e);
-}
-
-static void check(bool ok, const char *name, const char *what)
-{
-    ok ? passed++ : failed++;
-    if (!ok) printf("FAIL %s: %s\n", name, what);
-}
-static void must(mla_status st, const char *what)
-{
-    if (st == MLA_OK) return;
-    fprintf(stderr, "%s: %s\n", what, err.msg);
-    exit(3);
 }
 
 enum { PROMPT = 50, STEPS = 30, TURNS = 3, SHARED_RANK = 40 };
