@@ -1,5 +1,6 @@
 /* rope: tables against their definition, 3-D positions against the written-out frequency lists. */
 #include <math.h>
+#include <string.h>
 
 #include "runtime/rt.h"
 #include "suites.h"
@@ -15,6 +16,21 @@ START_TEST(plain_table)
         ck_assert(cs[i] == 1.25f && sn[i] == 0);
         ck_assert(fabs(cs[4 + i] - 1.25 * cos(4095 * inv[i])) < 1e-7 && fabs(sn[4 + i] - 1.25 * sin(4095 * inv[i])) < 1e-7);
     }
+}
+END_TEST
+
+/* What statistics and refinement rotate by: the runtime's own numbers at the positions of a text. */
+START_TEST(table_by_position)
+{
+    enum { N = 70 };
+    mla_config c = {.rope = {.rot = 8, .attention_factor = 1.25}};
+    double inv[4] = {1, 0.1, 0.01, 0.001};
+    int32_t pos[3 * N];
+    float cs[4 * N], sn[4 * N], cs2[4 * N], sn2[4 * N];
+    for (int i = 0; i < 3 * N; i++) pos[i] = i / 3;
+    rt_rope_rows(&c, inv, pos, N, cs, sn);
+    mla_rope_table(inv, 4, N, 1.25, cs2, sn2);
+    ck_assert(!memcmp(cs, cs2, sizeof cs) && !memcmp(sn, sn2, sizeof sn));
 }
 END_TEST
 
@@ -45,6 +61,7 @@ Suite *rope_suite(void)
     Suite *s = suite_create("rope");
     TCase *t = tcase_create("rope");
     tcase_add_test(t, plain_table);
+    tcase_add_test(t, table_by_position);
     tcase_add_test(t, interleaved_sections);
     suite_add_tcase(s, t);
     return s;
