@@ -7,12 +7,12 @@
 
 enum { PLAIN_STEPS = 2 }; /* before a step is recorded */
 
-/* Whether layer l takes a cursor: not where keys of all tokens are rebuilt, nor with divisors; attention over keys and
- * values with bf16 products is faster by arguments. */
+/* Whether layer l takes a cursor: not where keys of all tokens are rebuilt, nor with divisors; of attention over
+ * keys and values with bf16 products only what a kernel of few tokens serves. */
 static bool takes_cursor(const mla_rt *rt, const rt_layer *l)
 {
     if (l->kind == RT_GDN) return true;
-    if (l->kind == RT_GQA) return rt->o.precision == MLA_PREC_F32;
+    if (l->kind == RT_GQA) return rt->o.precision == MLA_PREC_F32 || (rt->o.kv_dtype == MLA_BF16 && (l->dim.d == 128 || l->dim.d == 256));
     return l->kind != RT_LATENT_REBUILD && !l->dim.divs;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/err.h"
+#include "small.h"
 
 static int cut_passed, cut_failed, cut_skipped;
 
@@ -26,13 +27,6 @@ static int cut_passed, cut_failed, cut_skipped;
         }                                                                                                \
     } while (0)
 
-/* Under a checker programs run few and small cases: MLA_TEST_SMALL=n keeps every n-th (1 or no number: every fourth). 0: all. */
-static inline int cut_small(void)
-{
-    const char *s = getenv("MLA_TEST_SMALL");
-    const int n = s ? atoi(s) : 0;
-    return !s ? 0 : n > 1 ? n : 4;
-}
 static inline bool cut_has_gpu(void)
 {
     int n = 0;

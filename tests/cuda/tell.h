@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/err.h"
+#include "small.h"
 
 static int passed, failed;
 static mla_err err;

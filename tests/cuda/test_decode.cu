@@ -1,4 +1,5 @@
 /* MLA decode against the fp64 reference on the same stored bytes: every built shape, odd lengths, skew, poison, faults. */
+#include "cuda/decode_dev.cuh"
 #include "decode_case.h"
 
 static const mla_dtype BF = MLA_BF16, F8 = MLA_F8_E4M3;
@@ -19,7 +20,7 @@ static void one(const CaseSpec &s, uint64_t seed, int variant, size_t parts = 0)
 {
     static int number;
     char what[200];
-    if (cut_small() && number++ % cut_small()) return;
+    if (!cut_kept(number++)) return;
     DecodeCase k(s, seed);
     k.d.variant = variant;
     k.d.max_parts = parts;
@@ -69,6 +70,27 @@ static void shapes(void)
         one({"plain rotary 4x64", t, 128, 64, 4, 8, 2, 1, mix, 2.f, false, 5, 1.f}, 9, 1);
         one({"no kernel built: falls back", t, 384, 64, 1, 24, 1, 1, mix, 2.f, false, 5, 1.f}, 10, 0);
     }
+}
+
+/* Every built kernel, as many query rows as it takes: two sequences over two blocks' shares, more pages than a ring holds, a
+ * merge. Those whose number is first + i step. */
+static void every_kernel(int first, int step)
+{
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_gqa};
+    int number = 0;
+    for (const DecodeKernel *list : lists)
+        for (const DecodeKernel *k = list; k->lat; k++, number++) {
+            if (number < first || (number - first) % step) continue;
+            char name[80];
+            const size_t s_q = k->n > 64 ? 4 : 1;
+            snprintf(name, sizeof name, "kernel of %d rows", k->n);
+            DecodeCase c({name, k->fp8 ? F8 : BF, (size_t)k->lat, k->rb ? 64u : 0u, k->rb ? (size_t)k->rb : 1, (size_t)k->n / s_q, 1, s_q, {900, 70}, 2.f, false, 3, 1.f, !k->wgs}, 50);
+            c.d.max_parts = 2;
+            snprintf(name, sizeof name, "kernel %d: latent %d, %d rows, %s, rotary %d", number, k->lat, k->n, k->fp8 ? "e4m3" : "bf16", 64 * k->rb);
+            const bool ran = run(c, name);
+            const Cmp d = cut_compare(c.output().data(), c.reference().data(), c.nout);
+            if (!cut_check(ran && cut_close(d, k->fp8 ? TOL_F16 : TOL_BF16), name)) fprintf(stderr, "  %zu not finite, off by %.2e of the norm\n", d.nonfinite, d.rel);
+        }
 }
 
 static void hard_values(void)
@@ -158,9 +180,15 @@ static void refusals(void)
     cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "values apart"), "values apart beside a rotary part");
 }
 
-int main(void)
+/* "kernels FIRST STEP": only those of every_kernel, for a checker that takes its time. */
+int main(int argc, char **argv)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 348);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 391);
+    if (argc == 4 && !strcmp(argv[1], "kernels")) {
+        every_kernel(atoi(argv[2]), atoi(argv[3]));
+        return cut_end("cuda_decode");
+    }
+    every_kernel(0, 1);
     shapes();
     hard_values();
     for (mla_dtype t : {BF, F8})

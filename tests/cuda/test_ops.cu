@@ -14,6 +14,8 @@ static const float POISON = NAN;
 /* tol 0: the same bits (poison included); otherwise relative error, non-finite only where both are (poison). */
 static void both(const std::string &what, double tol, const std::function<Vec(mla_backend *)> &f)
 {
+    static int number;
+    if (!cut_kept(number++)) return;
     const Vec want = f(cpu), got = f(gpu);
     bool same = want.size() == got.size();
     double d2 = 0, w2 = 0;
@@ -233,7 +235,8 @@ struct AttnCase {
     bool latent = false; /* values are the keys' first dk columns */
     size_t pad = 3;      /* elements of a row that belong to nothing */
 };
-static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
+/* Queries [t0, t0 + n); cursor: length and pages from device memory, `off` tokens too many. */
+static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n, bool cursor = false, int off = 0)
 {
     const size_t S = s.pos0 + s.T, P = s.page ? s.page : 16, row = s.kh * s.dk + s.k2h * s.dk2 + s.vh * s.dv + (s.latent ? 16 : s.pad), slots = 12 * P;
     std::vector<uint8_t> none(slots * row * elem(s.t), 0);
@@ -254,6 +257,10 @@ static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
     if (s.observe) a.p2 = P2, a.probs = PR;
     a.bf16 = s.bf16;
     if (s.latent) a.v = a.k;
+    const int32_t len = (int32_t)(s.pos0 + t0 + n) + off;
+    Mem L(be, &len, 4), PG(be, PAGES.data(), PAGES.size() * 4);
+    const mla_cursor at = {L, PG, 12};
+    if (cursor) a.at = &at, a.pos0 = 0, a.k.pages = a.k2.pages = a.v.pages = NULL;
     OK(be->ops->attention(be, &a, &err));
     Vec r = O.get();
     r = Vec(r.begin() + (long)(t0 * s.H * s.dv), r.begin() + (long)((t0 + n) * s.H * s.dv));
@@ -264,6 +271,27 @@ static Vec attend(mla_backend *be, const AttnCase &s, size_t t0, size_t n)
         append(r, PR.get());
     }
     return r;
+}
+/* A few tokens over keys and values in 64-token pages: near the reference, the same bits by cursor and in every run. */
+static void few_tokens(void)
+{
+    const AttnCase cases[] = {
+        {1, 599, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64, false, 8}, {2, 63, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64, false, 8},
+        {4, 60, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64, false, 8},  {8, 248, 24, 4, 0, 4, 256, 0, 256, MLA_BF16, false, true, 64, false, 8},
+        {1, 0, 32, 8, 0, 8, 128, 0, 128, MLA_BF16, false, true, 64, false, 8},   {5, 300, 8, 2, 0, 2, 128, 0, 128, MLA_BF16, false, true, 64, false, 8},
+        {3, 125, 6, 6, 0, 6, 128, 0, 128, MLA_BF16, false, true, 64, false, 8},
+    };
+    for (const AttnCase &s : cases) {
+        char what[100];
+        snprintf(what, sizeof what, "%zu tokens at %zu over %zu heads of %zu", s.T, s.pos0, s.kh, s.dk);
+        both(what, 8e-3, [&](mla_backend *be) { return attend(be, s, 0, s.T); });
+        const Vec first = attend(gpu, s, 0, s.T);
+        const size_t bytes = first.size() * 4;
+        bool same = true;
+        for (int i = 0; i < (cut_small() ? 2 : 60); i++) same &= !memcmp(first.data(), attend(gpu, s, 0, s.T, i % 2).data(), bytes);
+        cut_check(same, (std::string(what) + ": runs, or cursor and arguments, differ").c_str());
+        if (s.pos0) cut_check(cut_compare(attend(gpu, s, 0, s.T, true, -1).data(), first.data(), first.size()).rel > 8e-3, (std::string(what) + ": a token too few is unseen").c_str());
+    }
 }
 static void attention(void)
 {
@@ -458,23 +486,24 @@ static void refusals(void)
     cut_check(gpu->ops->gdn(gpu, &g, &err) == MLA_EINVAL, "heads that do not divide");
 }
 
-int main(void)
+/* Arguments: names of sections, all without. */
+int main(int argc, char **argv)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 315);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 335);
     mla_backend_opts oc = {"cpu", 4, MLA_ISA_REF}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
     printf("%s\n", gpu->ops->describe(gpu));
-    linear();
-    stored_weights();
-    rows();
-    cache();
-    attention();
-    divisors();
-    delta_net();
-    moments();
-    eigenproblem();
-    refusals();
+    const struct {
+        const char *name;
+        void (*run)(void);
+    } SECTION[] = {{"linear", linear}, {"stored", stored_weights}, {"rows", rows}, {"cache", cache}, {"attention", attention}, {"few", few_tokens}, {"divisors", divisors},
+                   {"delta", delta_net}, {"moments", moments}, {"eigh", eigenproblem}, {"refusals", refusals}};
+    for (auto &s : SECTION) {
+        bool wanted = argc == 1;
+        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], s.name);
+        if (wanted) s.run();
+    }
     OK(gpu->ops->sync(gpu, &err));
     mla_backend_close(gpu);
     mla_backend_close(cpu);
