@@ -148,6 +148,7 @@ mla_status cu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status cu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
 mla_status cu_gram(mla_backend *, const mla_gram_args *, mla_err *);
 mla_status cu_moments(mla_backend *, const mla_moments_args *, mla_err *);
+mla_status cu_gated_change(mla_backend *, const mla_change_args *, mla_err *);
 mla_status cu_range(mla_backend *, const mla_mem *, size_t, size_t, size_t, mla_range *, mla_err *);
 mla_status cu_eigh(mla_backend *, double *, double *, size_t, mla_err *);
 #endif

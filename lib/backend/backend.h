@@ -241,6 +241,16 @@ typedef struct {
     mla_mem *w;              /* f64 (T): the tokens' weights, set */
 } mla_moments_args;
 
+/* How far an attention output moved: sum (1) += sum over t, h, j of ( s (b - a) )^2 with s = sigmoid(gate), f64 throughout, one
+ * fixed order. On the CPU one running sum over t, h, j. */
+typedef struct {
+    const mla_mem *a, *b;    /* (T, H, d) dense */
+    const mla_mem *gate;     /* pre-sigmoid, (T, H, d) at these strides; NULL: s = 1 */
+    size_t gate_ld, gate_h;
+    size_t T, H, d;
+    mla_mem *sum;            /* f64 (1) */
+} mla_change_args;
+
 typedef struct {
     double amax, sum2;       /* over finite values */
     uint64_t n, nonfinite;
@@ -310,6 +320,7 @@ typedef struct {
     mla_status (*moments)(mla_backend *, const mla_moments_args *, mla_err *); /* NULL: the host is to compute them */
     /* gated, then the layer `down` whose x is its g: the same bits as one by one; what g and u hold afterwards is undefined. */
     mla_status (*mlp)(mla_backend *, const mla_norm_args *norm, const mla_gated_args *, const mla_linear_job *down, mla_err *);
+    mla_status (*gated_change)(mla_backend *, const mla_change_args *, mla_err *);
 } mla_backend_ops;
 
 /* linears, gated and mlp by the table's own single operations, for backends that have no better way. */

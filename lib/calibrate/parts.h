@@ -13,8 +13,9 @@ typedef struct { /* what a tap is given: rows of one pass, or one row of several
     size_t row0;   /* corpus row of sequence 0 */
     float *host;   /* observed values, downloaded */
     size_t cap;
-    float *o, *o2, *gate; /* attention outputs and gates under trial */
-    size_t o_cap;
+    mla_backend *be;      /* of what follows: device memory */
+    mla_mem *o2, *sums;   /* a trial's attention output, of o2_cap values; what all trials of a layer changed */
+    size_t o2_cap;
 } cal_pass;
 
 mla_cal_layer *cal_layer(mla_cal *c, size_t layer); /* NULL: does not cache */

@@ -139,9 +139,9 @@ static mla_status open_slot(slot *s, const mla_cal *c, mla_err *err)
 static void close_pass(cal_pass *p)
 {
     mla_free(p->host);
-    mla_free(p->o);
-    mla_free(p->o2);
-    mla_free(p->gate);
+    if (!p->be) return;
+    p->be->ops->free(p->be, p->o2);
+    p->be->ops->free(p->be, p->sums);
 }
 
 static void close_passing(passing *q)

@@ -224,6 +224,38 @@ static void check_range(mla_backend *be, mla_isa isa)
 START_TEST(ranges) { lab_each_isa("range", 2, check_range); }
 END_TEST
 
+/* Terms are positive: subtraction, exp, sum and quotient each round once, twice that in the square, and every term is added once. */
+static void check_change(mla_backend *be, mla_isa isa)
+{
+    mla_err err = {0};
+    (void)isa;
+    for (size_t i = 0; i < NWIDTHS; i++)
+        for (int gated = 0; gated < 2; gated++) {
+            size_t d = WIDTHS[i], T = 5, H = 3, n = T * H * d, gh = 2 * d + 1, ld = H * gh + 4;
+            float *a = lab_normals(n, 15 + i, 1), *b = lab_normals(n, 35 + i, 1), *g = lab_normals(T * ld, 55 + i, 3);
+            double sum = 0.25;
+            long double want = 0.25L;
+            for (size_t t = 0; t < T; t++)
+                for (size_t x = 0; x < ld; x++)
+                    if (x >= H * gh || x % gh >= d) g[t * ld + x] = NAN; /* outside: must not be seen */
+            for (size_t k = 0; k < n; k++) {
+                long double e = (long double)b[k] - a[k];
+                if (gated) e /= 1 + expl(-(long double)g[k / (H * d) * ld + k / d % H * gh + k % d]);
+                want += e * e;
+            }
+            mla_change_args x = {.a = dev(a), .b = dev(b), .gate = gated ? dev(g) : NULL, .gate_ld = ld, .gate_h = gh, .T = T, .H = H, .d = d, .sum = dev(&sum)};
+            ck_ok(be->ops->gated_change(be, &x, &err));
+            ck_assert(fabsl(sum - want) <= ((double)n + 10) * 0x1p-53 * (double)want);
+            b[n - 1] = NAN; /* negative control */
+            ck_ok(be->ops->gated_change(be, &x, &err));
+            ck_assert(isnan(sum));
+            mla_free(a), mla_free(b), mla_free(g);
+        }
+}
+
+START_TEST(changes) { lab_each_isa("gated change", 2, check_change); }
+END_TEST
+
 Suite *suite_rows(void)
 {
     Suite *s = suite_create("rows");
@@ -234,6 +266,7 @@ Suite *suite_rows(void)
     tcase_add_test(t, copies_and_sums);
     tcase_add_test(t, rotary_pairs);
     tcase_add_test(t, ranges);
+    tcase_add_test(t, changes);
     suite_add_tcase(s, t);
     return s;
 }

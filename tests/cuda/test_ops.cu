@@ -443,6 +443,31 @@ static void moments(void)
         }
 }
 
+static double change_of(mla_backend *be, size_t T, size_t H, size_t d, bool gated)
+{
+    const size_t n = T * H * d, gh = 2 * d + 1, ld = H * gh + 3;
+    Vec gate = normals(T * ld, 43, 3.f);
+    for (size_t i = 0; i < gate.size(); i++)
+        if (i % ld >= H * gh || i % ld % gh >= d) gate[i] = POISON;
+    double sum = 0.25;
+    Mem A(be, normals(n, 41)), B(be, normals(n, 42)), G(be, gate), S(be, &sum, sizeof sum);
+    const mla_change_args a = {A, B, gated ? (mla_mem *)G : NULL, ld, gh, T, H, d, S};
+    OK(be->ops->gated_change(be, &a, &err));
+    OK(be->ops->download(be, &sum, S, sizeof sum, &err));
+    return sum;
+}
+/* Positive terms: both sides round each at most 12 times (exp of the device: 1 ulp) and add it at most n times. */
+static void changes(void)
+{
+    const size_t shapes[][3] = {{1, 1, 1}, {3, 5, 33}, {97, 3, 100}, {500, 24, 256}};
+    for (auto &s : shapes)
+        for (bool gated : {false, true}) {
+            const double want = change_of(cpu, s[0], s[1], s[2], gated), got = change_of(gpu, s[0], s[1], s[2], gated), again = change_of(gpu, s[0], s[1], s[2], gated);
+            cut_check(fabs(got - want) <= 2 * ((double)(s[0] * s[1] * s[2]) + 12) * 0x1p-53 * want, "change of an attention output");
+            cut_check(got == again, "changes of two runs");
+        }
+}
+
 static void eigenproblem(void)
 {
     for (size_t n : {1, 2, 17, 100, 300})
@@ -489,7 +514,7 @@ static void refusals(void)
 /* Arguments: names of sections, all without. */
 int main(int argc, char **argv)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 335);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_ops", 351);
     mla_backend_opts oc = {"cpu", 4, MLA_ISA_REF}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
@@ -498,7 +523,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } SECTION[] = {{"linear", linear}, {"stored", stored_weights}, {"rows", rows}, {"cache", cache}, {"attention", attention}, {"few", few_tokens}, {"divisors", divisors},
-                   {"delta", delta_net}, {"moments", moments}, {"eigh", eigenproblem}, {"refusals", refusals}};
+                   {"delta", delta_net}, {"moments", moments}, {"changes", changes}, {"eigh", eigenproblem}, {"refusals", refusals}};
     for (auto &s : SECTION) {
         bool wanted = argc == 1;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], s.name);

@@ -245,6 +245,7 @@ static const mla_backend_ops CPU_OPS = {
     .linears = mla_linears_singly,
     .gated = mla_gated_singly,
     .mlp = mla_mlp_singly,
+    .gated_change = mla_cpu_gated_change,
     .single = cpu_single,
     .mixed_rows = true,
 };

@@ -130,6 +130,7 @@ mla_status mla_cpu_divisor(mla_backend *, const mla_divisor_args *, mla_err *);
 mla_status mla_cpu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status mla_cpu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
 mla_status mla_cpu_gram(mla_backend *, const mla_gram_args *, mla_err *);
+mla_status mla_cpu_gated_change(mla_backend *, const mla_change_args *, mla_err *);
 mla_status mla_cpu_range(mla_backend *, const mla_mem *x, size_t rows, size_t d, size_t ld, mla_range *out, mla_err *);
 mla_status mla_cpu_eigh(mla_backend *, double *a, double *w, size_t n, mla_err *);
 
