@@ -24,6 +24,7 @@ void mla_metric_gate(double *WW, const mla_layer_stats *l);
 /* L (G d, G d) from F; cross-group parts are zero when blocks > 1. */
 void mla_metric_value(double *L, const double *F, const mla_layer_stats *l);
 
-/* R (H, d, d): symmetric square roots of the diagonal blocks F_hh (negative rounding errors clipped to 0). */
-MLA_CHECKED mla_status mla_metric_roots(double *R, const double *F, const mla_layer_stats *l, mla_err *err);
+/* R (d, d): symmetric square root of F_hh (negative rounding errors clipped to 0), from wo (D, H d) f32 and the gate moments of l
+ * alone. Head by head it takes H d^2 D products where all of F takes H d dim D. Several threads may call it at once. */
+MLA_CHECKED mla_status mla_metric_root(double *R, const float *wo, size_t D, size_t h, const mla_layer_stats *l, mla_err *err);
 #endif

@@ -263,7 +263,7 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
         st = run_rows(c, &probe, first_ids, n < GATE_ROWS * T ? n : GATE_ROWS * T, NULL, err);
         c->gate_only = false;
     }
-    if (st == MLA_OK && !o->plain) st = mla_settle_roots(c->R, o->model, &probe, err);
+    if (st == MLA_OK && !o->plain) st = mla_settle_roots(c->R, o->model, &probe, o->pool, err);
 done:
     mla_stats_free(&probe);
     if (st == MLA_OK) *out = c;

@@ -1,31 +1,62 @@
-/* The value metric's roots and the keys' gains, layer by layer. */
+/* The value metric's roots and the keys' gains, layer by layer; a layer's rows and heads are shared out to the threads. */
 #include "retrofit/stats/settle.h"
 
 #include "base/alloc.h"
 #include "retrofit/solve/metric.h"
 
-mla_status mla_settle_roots(double **R, const mla_model *m, const mla_stats *s, mla_err *err)
+enum { ROWS = 64 }; /* of the output projection, read at a time */
+
+typedef struct { /* one layer */
+    mla_mat wo;
+    float *W;       /* (D, H d) */
+    double *R;      /* (H, d, d) */
+    const mla_layer_stats *l;
+    mla_err *err;   /* of every thread */
+} layer_job;
+
+static void read_rows(void *ctx, size_t begin, size_t end, size_t worker)
 {
+    const layer_job *j = ctx;
+    mla_err *err = &j->err[worker];
+    if (err->status == MLA_OK) err->status = mla_mat_rows(&j->wo, begin, end - begin, j->W + begin * j->wo.in, err);
+}
+static void take_roots(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    const layer_job *j = ctx;
+    mla_err *err = &j->err[worker];
+    size_t dd = j->l->d * j->l->d;
+    for (size_t h = begin; h < end && err->status == MLA_OK; h++) err->status = mla_metric_root(j->R + h * dd, j->W, j->wo.out, h, j->l, err);
+}
+/* The first of the threads' errors. */
+static mla_status worst_of(const mla_err *e, size_t threads, mla_err *err)
+{
+    for (size_t i = 0; i < threads; i++)
+        if (e[i].status != MLA_OK) {
+            *err = e[i];
+            return err->status;
+        }
+    return MLA_OK;
+}
+
+mla_status mla_settle_roots(double **R, const mla_model *m, const mla_stats *s, mla_pool *pool, mla_err *err)
+{
+    size_t threads = mla_pool_threads(pool);
+    mla_err *e = mla_alloc(threads, 1, sizeof *e);
+    if (!e) return mla_fail(err, MLA_ENOMEM, "value metric on %zu threads", threads);
     mla_status st = MLA_OK;
     for (size_t i = 0; st == MLA_OK && i < s->layers; i++) {
-        const mla_layer_stats *l = &s->layer[i];
-        size_t blocks, dim, Hd = l->H * l->d;
-        mla_metric_blocks(l->H, l->G, l->d, &blocks, &dim);
-        mla_mat wo;
-        if ((st = mla_model_mat(m, MLA_W_O, l->layer, &wo, err)) != MLA_OK) return st;
-        float *W = mla_alloc_raw(wo.out, Hd, sizeof *W);
-        double *F = mla_alloc(blocks, dim * dim, sizeof *F);
-        R[i] = mla_alloc(l->H, l->d * l->d, sizeof(double));
-        if (!W || !F || !R[i]) st = mla_fail(err, MLA_ENOMEM, "value metric of layer %zu", l->layer);
-        if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
-        if (st == MLA_OK) st = mla_metric_wo_gram(F, W, wo.out, l, err);
-        if (st == MLA_OK) {
-            mla_metric_gate(F, l);
-            st = mla_metric_roots(R[i], F, l, err);
-        }
-        mla_free(W);
-        mla_free(F);
+        layer_job j = {.l = &s->layer[i], .err = e};
+        if ((st = mla_model_mat(m, MLA_W_O, j.l->layer, &j.wo, err)) != MLA_OK) break;
+        j.W = mla_alloc_raw(j.wo.out, j.wo.in, sizeof *j.W);
+        j.R = R[i] = mla_alloc(j.l->H, j.l->d * j.l->d, sizeof(double));
+        if (!j.W || !j.R) st = mla_fail(err, MLA_ENOMEM, "value metric of layer %zu", j.l->layer);
+        if (st == MLA_OK) mla_par_for(pool, j.wo.out, ROWS, read_rows, &j);
+        if (st == MLA_OK) st = worst_of(e, threads, err);
+        if (st == MLA_OK) mla_par_for(pool, j.l->H, 1, take_roots, &j);
+        if (st == MLA_OK) st = worst_of(e, threads, err);
+        mla_free(j.W);
     }
+    mla_free(e);
     return st;
 }
 
