@@ -9,7 +9,7 @@ CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt -lcusolver -lcublas
 
 CUDA_SRC := $(wildcard cuda/*.cu)
 CUDA_OBJ := $(patsubst %.cu,$(BUILD)/obj/%.o,$(CUDA_SRC))
-CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu)) $(patsubst %,$(BUILD)/tests/cuda_%,steps codes moments)
+CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu)) $(patsubst %,$(BUILD)/tests/cuda_%,steps codes moments layouts)
 CUDA_BENCH := $(patsubst tests/bench/%.cu,$(BUILD)/bench/%,$(wildcard tests/bench/cuda_*.cu))
 
 $(BUILD)/obj/cuda/%.o: cuda/%.cu
@@ -29,10 +29,14 @@ $(BUILD)/tests/cuda_test_%: tests/cuda/test_%.cu $(wildcard tests/cuda/*.h) $(BU
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) $(NVCC_GENERIC) -Itests/cuda $(CUDA_PULL) -o $@ $(filter %.cu %.o,$^) $(BUILD)/libmla-cuda.a $(CUDA_LIBS) $(CUDA_CPU_LIBS)
 
+# Toys with random weights on disk are the runtime suite's.
+$(BUILD)/tests/cuda_layouts: tests/runtime/naive.c tests/harness.c
+$(BUILD)/tests/cuda_layouts: CUDA_TEST_LIBS = -Itests $(CHECK_LIBS)
+
 # What goes through the runtime needs all layers and no CUDA of its own.
 $(BUILD)/tests/cuda_%: tests/cuda/test_%.c $(wildcard tests/cuda/*.h) $(BUILD)/libmla.a $(BUILD)/libmla-cuda.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $(filter-out %.h,$^) $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
+	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $(filter-out %.h,$^) $(CUDA_TEST_LIBS) $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
 
 $(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h tests/bench/cuda_*.h) $(BUILD)/libmla-cuda.a $(CUDA_CPU)
 	@mkdir -p $(@D)

@@ -53,6 +53,8 @@ int main(int argc, char **argv)
         add("skew", t, 512, 1, 16, 1, 4, {4641, 45118, 1730, 1696});
     }
     add("8x64k GQA", BF, 256, 0, 24, 4, 1, std::vector<int>(8, 65536));
+    add("1x1M", BF, 512, 1, 24, 1, 1, std::vector<int>(1, 1000000));
+    add("1x1M GQA", BF, 256, 0, 24, 4, 1, std::vector<int>(1, 1000000));
     add("1x256k GQA", BF, 256, 0, 24, 4, 1, std::vector<int>(1, 262144));
     mla_err err;
     cudaEvent_t e[2];
@@ -113,6 +115,7 @@ int main(int argc, char **argv)
     goal("5", "8x64k bf16 1792: share of read_bw", share(find("8x64k", BF, 1792, 1)), 0.75, 0.75, true);
     goal("8", "8x64k GQA (4 heads of 256) time over MLA 512 time", over(find("8x64k GQA", BF, 256, 1), find("8x64k", BF, 512, 1)), 3.0, 3.56, true);
     goal("8", "1x256k GQA time over MLA 512 time", over(find("1x256k GQA", BF, 256, 1), find("1x256k", BF, 512, 1)), 3.0, 3.56, true);
+    goal("8", "1x1M GQA time over MLA 512 time", over(find("1x1M GQA", BF, 256, 1), find("1x1M", BF, 512, 1)), 3.0, 3.56, true);
     goal("6", "skewed batch, s_q 4, 16 heads: us", find("skew", BF, 512, 4).med(), 30, 30, false);
     return 0;
 }

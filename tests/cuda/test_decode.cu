@@ -84,8 +84,8 @@ static void every_kernel(int first, int step)
             char name[80];
             const size_t s_q = k->n > 64 ? 4 : 1;
             snprintf(name, sizeof name, "kernel of %d rows", k->n);
-            DecodeCase c({name, k->fp8 ? F8 : BF, (size_t)k->lat, k->rb ? 64u : 0u, k->rb ? (size_t)k->rb : 1, (size_t)k->n / s_q, 1, s_q, {900, 70}, 2.f, false, 3, 1.f, !k->wgs}, 50);
-            c.d.max_parts = 2;
+            DecodeCase c({name, k->fp8 ? F8 : BF, (size_t)k->lat, k->rb ? 64u : 0u, k->rb ? (size_t)k->rb : 1, (size_t)k->n / s_q, 1, s_q, {cut_small() ? 330 : 900, 70}, 2.f, false, 3, 1.f, !k->wgs}, 50);
+            c.d.max_parts = cut_small() && k->lat <= 256 ? 1 : 2;
             snprintf(name, sizeof name, "kernel %d: latent %d, %d rows, %s, rotary %d", number, k->lat, k->n, k->fp8 ? "e4m3" : "bf16", 64 * k->rb);
             const bool ran = run(c, name);
             const Cmp d = cut_compare(c.output().data(), c.reference().data(), c.nout);

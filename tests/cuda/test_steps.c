@@ -1,7 +1,5 @@
 /* Decode steps of the tiny hybrid on a GPU: replayed from a tape the same bits as operation by operation, while caches grow,
- * other sequences' prompts move scratch, and a sequence is forked and started again; in f32 near the CPU's logits in every
- * layout. A step needs the GPU's answers to its operations only: those have tests of their own. */
-#include <math.h>
+ * other sequences' prompts move scratch, and a sequence is forked and started again. test_layouts.c compares with the CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +7,6 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "runtime/runtime.h"
-#include "tensor/bound.h"
 #include "tensor/compare.h"
 #include "tell.h"
 
@@ -102,34 +99,22 @@ static float *answers(mla_backend *be, const mla_model *m, const kind *k, bool p
     return out;
 }
 
-static void run(mla_backend *cpu, mla_backend *gpu, const mla_model *m, const kind *k)
+static void run(mla_backend *gpu, const mla_model *m, const kind *k)
 {
-    const mla_config *c = mla_model_config(m);
-    size_t n, V = c->vocab;
+    size_t n, V = mla_model_config(m)->vocab;
     float *plain = answers(gpu, m, k, true, &n);
     replays = 0;
     float *taped = answers(gpu, m, k, false, &n);
     check(mla_count_nonfinite(taped, n * V, NULL) == 0, k->name, "logits that are no numbers");
     check(!memcmp(plain, taped, n * V * sizeof *plain), k->name, "recorded steps differ from plain ones");
     check(k->tapes ? replays > (cut_small() ? 0 : STEPS) : replays == 0, k->name, "how many steps were replayed");
-    if (k->precision == MLA_PREC_F32) {
-        float *want = answers(cpu, m, k, true, &n);
-        mla_cmp d = mla_compare(taped, want, n * V);
-        /* roundings along the longest path, as docs/runtime.md counts them, on both sides; a cached value whose 8 or 16 bits fall
-         * the other way is a difference of its own */
-        double per = 4.0 * (double)c->hidden + 2.0 * (double)c->head_dim + 400 + (double)(c->heads * c->head_dim) + (double)c->intermediate;
-        double tol = k->kv == MLA_F32 ? sqrt(2) * mla_gamma_prob(MLA_F32, (size_t)(per * (double)c->layers + 2.0 * (double)c->hidden)) : k->kv == MLA_BF16 ? 0x1p-6 : 0x1p-3;
-        printf("  %-32s %zu replays, largest difference from the CPU %.2g of %.3g, allowed %.2g\n", k->name, replays, d.max_abs, d.max_want, tol * d.max_want);
-        check(mla_cmp_ok(d, tol * d.max_want), k->name, "far from the CPU's logits");
-        mla_free(want);
-    }
     mla_free(plain);
     mla_free(taped);
 }
 
 int main(void)
 {
-    enum { PER_KIND = 4 };
+    enum { PER_KIND = 3 };
     static const kind KIND[] = {
         {"keys and values", MLA_LAYOUT_NONE, 1, MLA_PREC_F32, MLA_F32, true, false},
         {"layout n", MLA_LAYOUT_N, 1, MLA_PREC_F32, MLA_F32, true, false},
@@ -151,14 +136,13 @@ int main(void)
     };
     const char *root = getenv("MLA_ROOT");
     char path[4096];
-    mla_backend *cpu, *gpu;
+    mla_backend *gpu;
     mla_model *m;
     if (mla_backend_open(&gpu, &(mla_backend_opts){.device = "cuda:0"}, &err) != MLA_OK) {
         printf("SKIP decode steps on a GPU: %s (%zu)\n", err.msg, PER_KIND * sizeof KIND / sizeof *KIND);
         printf("cuda_steps: 0 passed, 0 failed, %zu skipped\n", PER_KIND * sizeof KIND / sizeof *KIND);
         return 0;
     }
-    must(mla_backend_open(&cpu, &(mla_backend_opts){0}, &err), "cpu");
     snprintf(path, sizeof path, "%s/tests/fixtures/tiny-hybrid", root && *root ? root : ".");
     must(mla_model_open(&m, path, &err), path);
     mla_backend_ops ops = *gpu->ops; /* the same, but replays are counted */
@@ -167,11 +151,10 @@ int main(void)
     ops.replay = counted;
     gpu->ops = &ops;
     for (size_t i = 0; i < sizeof KIND / sizeof *KIND; i++)
-        if (cut_kept((int)i)) run(cpu, gpu, m, &KIND[i]);
+        if (cut_kept((int)i)) run(gpu, m, &KIND[i]);
     gpu->ops = own;
     mla_model_close(m);
     mla_backend_close(gpu);
-    mla_backend_close(cpu);
     printf("cuda_steps: %d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;
 }
