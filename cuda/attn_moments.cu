@@ -1,6 +1,6 @@
 /* Attention-weighted moments of one layer on one row of tokens, all heads at once: dense fp32 products by cuBLAS, sums over
  * tokens, keys and heads in fp64 in fixed order. The reference is lib/retrofit/stats/moments.c, function by function. */
-#include "cuda/be.cuh"
+#include "cuda/fit.cuh"
 
 enum { THREADS = 128, SAMPLES = 2 };
 
@@ -14,22 +14,6 @@ static __device__ double block_total(double x) /* a fixed tree; every thread get
     x = 0.0;
     for (int i = 0; i < THREADS / 32; i++) x += part[i];
     return x;
-}
-/* P (H, T, T): causal softmax of its rows. Grid (T, H). */
-static __global__ void __launch_bounds__(THREADS) softmax_rows(float *P, int T)
-{
-    __shared__ float top[THREADS / 32];
-    const int t = blockIdx.x;
-    float *x = P + ((size_t)blockIdx.y * T + t) * T, m = x[0];
-    for (int s = threadIdx.x; s <= t; s += THREADS) m = fmaxf(m, x[s]);
-    for (int o = 16; o; o >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
-    if (threadIdx.x % 32 == 0) top[threadIdx.x / 32] = m;
-    __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) m = fmaxf(m, top[i]);
-    double sum = 0.0;
-    for (int s = threadIdx.x; s <= t; s += THREADS) sum += (double)(x[s] = expf(x[s] - m));
-    const float inv = (float)(1.0 / block_total(sum));
-    for (int s = threadIdx.x; s < T; s += THREADS) x[s] = s <= t ? x[s] * inv : 0.f;
 }
 /* wh (H, T): sums of p^2 over the queries of every key. */
 static __global__ void square_columns(double *wh, const float *P, int T)
@@ -150,23 +134,6 @@ static __global__ void sigmoid_rows(float *y, const float *gate, size_t ld, size
     if (t < T) y[n] = 1.f / (1.f + expf(-gate[t * ld + h * head + n % d]));
 }
 
-/* `count` products of row-major matrices, strides apart: C (M, N) = alpha A B, A or B transposed as stored. */
-struct Product {
-    bool ta, tb;
-    size_t M, N, K;
-    const float *a, *b;
-    float *c;
-    size_t lda, ldb, ldc, sa, sb, sc, count;
-    float alpha;
-};
-static mla_status multiply(mla_cuda *c, const Product &p, mla_err *err)
-{
-    const float zero = 0.f; /* column-major eyes: C' = B' A' */
-    return cublas_ok(cublasSgemmStridedBatched(c->blas, p.tb ? CUBLAS_OP_T : CUBLAS_OP_N, p.ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)p.N, (int)p.M, (int)p.K, &p.alpha, p.b, (int)p.ldb,
-                                               (long long)p.sb, p.a, (int)p.lda, (long long)p.sa, &zero, p.c, (int)p.ldc, (long long)p.sc, (int)p.count),
-                     "moments", err);
-}
-
 struct Room { /* device scratch */
     float *P, *c, *u, *ub, *X, *u2, *b2, *tmp;
     double *wh, *total;
@@ -192,7 +159,9 @@ static mla_status weights(mla_cuda *c, const mla_moments_args *a, const Room &r,
     for (size_t g = 0; !st && g < G; g++)
         st = multiply(c, {false, true, T, T, d, cf32p(a->q_rot) + g * m * d, cf32p(a->k_rot) + g * d, r.P + g * m * TT, H * d, G * d, T, d, 0, TT, m, a->attn_scale}, err);
     if (st) return st;
-    softmax_rows<<<rows, THREADS, 0, c->stream>>>(r.P, (int)T);
+    mla_softmax_args soft = {};
+    soft.x = (mla_mem *)r.P, soft.parts = 1, soft.heads = H, soft.Q = soft.T = T, soft.stride = 1;
+    if ((st = cu_softmax(&c->base, &soft, err))) return st;
     square_columns<<<dim3(grid_of(T, 128), (unsigned)H), 128, 0, c->stream>>>(r.wh, r.P, (int)T);
     token_weights<<<1, THREADS, 0, c->stream>>>(f64p(a->w), f64p(a->wsum), r.wh, (int)T, (int)H);
     for (size_t g = 0; !st && g < G; g++)

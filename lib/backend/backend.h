@@ -257,6 +257,7 @@ typedef struct {
 } mla_range;
 
 typedef struct mla_tape mla_tape; /* recorded operations */
+struct mla_fit_ops;               /* fit.h */
 
 /* The table a backend fills. */
 typedef struct {
@@ -321,6 +322,7 @@ typedef struct {
     /* gated, then the layer `down` whose x is its g: the same bits as one by one; what g and u hold afterwards is undefined. */
     mla_status (*mlp)(mla_backend *, const mla_norm_args *norm, const mla_gated_args *, const mla_linear_job *down, mla_err *);
     mla_status (*gated_change)(mla_backend *, const mla_change_args *, mla_err *);
+    const struct mla_fit_ops *fit; /* what local refinements are made of; NULL: the host is to compute them */
 } mla_backend_ops;
 
 /* linears, gated and mlp by the table's own single operations, for backends that have no better way. */

@@ -20,6 +20,13 @@ typedef struct {
     double rate;
 } mla_adam_part;
 
+typedef struct { /* of one step: learning rate; 1 - beta^t of both moments */
+    double rate, fix1, fix2;
+} mla_adam_pace;
+/* The step size that a part begins with, from its x, n and sparse; what step `step` of `steps`, from 0, makes of it. */
+double mla_adam_rate(const mla_adam_part *p);
+mla_adam_pace mla_adam_pace_at(double rate, size_t step, size_t steps);
+
 /* Gradient of part `part` in slot `slot`, (n) floats. */
 typedef const float *mla_adam_grad(const void *ctx, size_t slot, size_t part);
 

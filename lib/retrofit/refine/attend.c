@@ -1,9 +1,7 @@
 /* Attention of one head and the output error, over one-threaded products. */
 #include "retrofit/refine/attend.h"
 
-#include <math.h>
-#include <string.h>
-
+#include "backend/fit.h"
 #include "linalg/gemm.h"
 
 size_t mla_span_queries(const mla_span *s) { return (s->T - s->phase + s->stride - 1) / s->stride; }
@@ -16,20 +14,6 @@ static block block_at(const mla_span *s, size_t i0, size_t Q)
 {
     size_t m = Q - i0 < MLA_HEAD_BLOCK ? Q - i0 : MLA_HEAD_BLOCK;
     return (block){i0, m, s->phase + (i0 + m - 1) * s->stride + 1};
-}
-
-void mla_softmax_causal(float *x, size_t t, size_t width)
-{
-    float mx = x[0];
-    double sum = 0;
-    for (size_t s = 1; s <= t; s++) mx = x[s] > mx ? x[s] : mx;
-    for (size_t s = 0; s <= t; s++) {
-        x[s] = expf(x[s] - mx);
-        sum += x[s];
-    }
-    float inv = (float)(1 / sum);
-    for (size_t s = 0; s <= t; s++) x[s] *= inv;
-    memset(x + t + 1, 0, (width - t - 1) * sizeof *x);
 }
 
 void mla_head_forward(const mla_head *h, const mla_span *s, float *o, size_t ldo)
@@ -47,21 +31,6 @@ void mla_head_forward(const mla_head *h, const mla_span *s, float *o, size_t ldo
     }
 }
 
-/* dS = P o (dP - rowsum(P o dP)) over m queries and n keys, in place in S (dP on entry). */
-static void softmax_back(float *S, const float *P, size_t m, size_t n, size_t T)
-{
-    for (size_t k = 0; k < m; k++) {
-        float *s = S + k * T, lane[8] = {0};
-        const float *pr = P + k * T;
-        size_t i = 0;
-        for (; i + 8 <= n; i += 8)
-            for (size_t x = 0; x < 8; x++) lane[x] += s[i + x] * pr[i + x];
-        for (; i < n; i++) lane[0] += s[i] * pr[i];
-        float mean = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-        for (i = 0; i < n; i++) s[i] = pr[i] * (s[i] - mean);
-    }
-}
-
 void mla_head_backward(const mla_head *h, const mla_span *s, const float *dO, size_t ldo, const mla_head_grad *g)
 {
     size_t T = s->T, Q = mla_span_queries(s), ldq = s->stride * h->ldq;
@@ -71,7 +40,7 @@ void mla_head_backward(const mla_head *h, const mla_span *s, const float *dO, si
         const float *P = h->P + i * T, *d = dO + i * ldo;
         mla_sgemm(&(mla_sgemm_args){.tb = true, .M = b.m, .N = b.keys, .K = h->dv, .alpha = 1, .a = d, .lda = ldo, .b = h->v, .ldb = h->ldv,
                                     .c = g->S, .ldc = T});
-        softmax_back(g->S, P, b.m, b.keys, T);
+        mla_softmax_back(g->S, P, b.m, b.keys, T);
         mla_sgemm(&(mla_sgemm_args){.ta = true, .M = b.keys, .N = h->dv, .K = b.m, .alpha = 1, .beta = 1, .a = P, .lda = T, .b = d, .ldb = ldo,
                                     .c = g->dv, .ldc = g->lddv});
         mla_sgemm(&(mla_sgemm_args){.ta = true, .M = b.keys, .N = h->dk, .K = b.m, .alpha = h->scale, .beta = 1, .a = g->S, .lda = T,

@@ -37,9 +37,6 @@ void mla_head_forward(const mla_head *h, const mla_span *s, float *o, size_t ldo
 /* From dO (Q, dv; ldo). */
 void mla_head_backward(const mla_head *h, const mla_span *s, const float *dO, size_t ldo, const mla_head_grad *g);
 
-/* Causal softmax of one row of logits x (width), in place: keys 0 to t; the rest becomes 0. */
-void mla_softmax_causal(float *x, size_t t, size_t width);
-
 typedef struct {          /* a layer's output on one row; H d = width */
     size_t width;
     const float *WW;      /* (width, width) = W_O^T W_O */

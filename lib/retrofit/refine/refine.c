@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/rng.h"
-#include "retrofit/refine/adam.h"
+#include "retrofit/refine/engine.h"
 #include "retrofit/refine/fit_rows.h"
 
 #define SHUFFLE 0x5eedu /* streams of random numbers */
@@ -16,6 +16,8 @@ struct mla_refiner {
     size_t held, fit;  /* rows: held-out ones are recorded first */
     size_t open_layer; /* whose rows are open, if any */
     mla_rows *rows;
+    const mla_engine_ops *where;
+    mla_engine *engine;/* of the open rows; NULL: not yet */
     int32_t *ids;      /* of all rows, for recording behind a prefix */
 };
 
@@ -24,6 +26,7 @@ mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err 
     mla_refiner *r = mla_alloc(1, 1, sizeof *r);
     if (!r) return mla_fail(err, MLA_ENOMEM, "refinement");
     r->o = *o;
+    r->where = o->rows.be->ops->fit ? &mla_engine_device : &mla_engine_host;
     mla_fit_text text = {o->fit, o->held, o->n_fit, o->n_held, o->rows.row_tokens, o->tokens};
     mla_status st = mla_fit_rows(&r->ids, &r->held, &r->fit, &text, "refinement", err);
     if (st == MLA_OK) st = mla_rows_record(&o->rows, r->ids, r->held + r->fit, err);
@@ -32,10 +35,18 @@ mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err 
     return st;
 }
 
+static void close_rows(mla_refiner *r)
+{
+    if (r->engine) r->where->close(r->engine);
+    r->engine = NULL;
+    mla_rows_close(r->rows);
+    r->rows = NULL;
+}
+
 void mla_refiner_free(mla_refiner *r)
 {
     if (!r) return;
-    mla_rows_close(r->rows);
+    close_rows(r);
     mla_free(r->ids);
     mla_free(r);
 }
@@ -43,18 +54,22 @@ void mla_refiner_free(mla_refiner *r)
 static mla_status open_rows(mla_refiner *r, size_t layer, mla_err *err)
 {
     if (r->rows && r->open_layer == layer) return MLA_OK;
-    mla_rows_close(r->rows);
-    r->rows = NULL;
+    close_rows(r);
     r->open_layer = layer;
-    return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, err);
+    return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, r->where->host_losses, err);
+}
+
+static mla_status open_engine(mla_refiner *r, size_t layer, mla_err *err)
+{
+    mla_status st = open_rows(r, layer, err);
+    return st == MLA_OK && !r->engine ? r->where->open(&r->engine, r->rows, &r->o.rows, layer, err) : st;
 }
 
 mla_status mla_refiner_follow(mla_refiner *r, size_t layer, const mla_factors *f, const size_t *prefix_layer, size_t n, mla_err *err)
 {
     mla_rows_opts o = r->o.rows;
     o.prefix = f, o.prefix_layer = prefix_layer, o.n_prefix = n, o.only = layer;
-    mla_rows_close(r->rows);
-    r->rows = NULL;
+    close_rows(r);
     mla_status st = mla_rows_record(&o, r->ids, r->held + r->fit, err);
     if (st == MLA_OK) st = open_rows(r, layer, err);
     return st == MLA_OK ? mla_rows_follow(r->rows, &o, layer, err) : st;
@@ -69,98 +84,13 @@ mla_status mla_refiner_rows(mla_refiner *r, size_t layer, const mla_rows **rows,
     return st;
 }
 
-/* Losses (and gradients) of some rows side by side, one slot each. */
-typedef struct {
-    const mla_rows *rows;
-    mla_local_work **work; /* per worker */
-    float *buf;            /* per worker */
-    size_t threads, slots;
-    const mla_factors *f;
-    size_t *row, *phase;   /* (slots) which row, which of its queries */
-    size_t stride;
-    double *loss, *energy; /* (slots); energy NULL: not wanted */
-    mla_factors *grad;     /* (slots); NULL: losses alone */
-} batch;
-
-static void batch_free(batch *b)
-{
-    for (size_t i = 0; b->work && i < b->threads; i++) mla_local_work_free(b->work[i]);
-    for (size_t i = 0; b->grad && i < b->slots; i++) mla_factors_free(&b->grad[i]);
-    mla_free(b->work);
-    mla_free(b->buf);
-    mla_free(b->row);
-    mla_free(b->phase);
-    mla_free(b->loss);
-    mla_free(b->energy);
-    mla_free(b->grad);
-}
-
-static mla_status batch_new(batch *b, mla_refiner *r, const mla_factors *f, size_t slots, bool grad, mla_err *err)
-{
-    const mla_local *p = mla_rows_problem(r->rows);
-    *b = (batch){.rows = r->rows, .f = f, .threads = mla_pool_threads(r->o.rows.pool), .slots = slots, .stride = grad ? MLA_REFINE_STRIDE : 1};
-    b->work = mla_alloc(b->threads, 1, sizeof *b->work);
-    b->buf = mla_alloc_raw(b->threads, mla_rows_scratch(r->rows), sizeof *b->buf);
-    b->row = mla_alloc(slots, 1, sizeof *b->row);
-    b->phase = mla_alloc(slots, 1, sizeof *b->phase);
-    b->loss = mla_alloc(slots, 1, sizeof *b->loss);
-    b->energy = mla_alloc(slots, 1, sizeof *b->energy);
-    b->grad = grad ? mla_alloc(slots, 1, sizeof *b->grad) : NULL;
-    mla_status st = MLA_OK;
-    if (!b->work || !b->buf || !b->row || !b->phase || !b->loss || !b->energy || (grad && !b->grad)) st = mla_fail(err, MLA_ENOMEM, "refinement: %zu rows a step", slots);
-    for (size_t i = 0; st == MLA_OK && i < b->threads; i++) st = mla_local_work_new(&b->work[i], p, f->r, f->w, err);
-    for (size_t i = 0; st == MLA_OK && grad && i < slots; i++) st = mla_factors_copy(&b->grad[i], f, err);
-    if (st != MLA_OK) batch_free(b);
-    return st;
-}
-
-static void batch_rows(void *ctx, size_t begin, size_t end, size_t worker)
-{
-    batch *b = ctx;
-    const mla_local *p = mla_rows_problem(b->rows);
-    for (size_t i = begin; i < end; i++) {
-        mla_local_row row;
-        mla_rows_get(b->rows, b->row[i], b->buf + worker * mla_rows_scratch(b->rows), &row);
-        row.phase = b->phase[i];
-        row.stride = b->stride;
-        if (!b->grad) b->energy[i] = mla_local_energy(p, b->work[worker], &row);
-        b->loss[i] = mla_local_loss(p, b->work[worker], &row, b->f, b->grad ? &b->grad[i] : NULL);
-    }
-}
-
 mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f, double *out, mla_err *err)
 {
-    batch b;
-    mla_status st = open_rows(r, layer, err);
-    if (st == MLA_OK) st = batch_new(&b, r, f, r->held, false, err);
-    if (st != MLA_OK) return st;
-    double loss = 0, energy = 0;
-    for (size_t i = 0; i < r->held; i++) b.row[i] = i;
-    mla_par_for(r->o.rows.pool, r->held, 1, batch_rows, &b);
-    for (size_t i = 0; i < r->held; i++) loss += b.loss[i], energy += b.energy[i];
-    batch_free(&b);
-    *out = energy > 0 ? loss / energy : 0;
-    return MLA_OK;
-}
-
-enum { PARTS = 5 }; /* E, D, mu; Er, Rq where there are any */
-
-/* Rotary maps are zero but for the pairs of one frequency each, which alone move. */
-static void parts_of(mla_adam_part p[PARTS], const mla_factors *f)
-{
-    p[0] = (mla_adam_part){.x = f->E, .n = f->groups * f->r * f->n};
-    p[1] = (mla_adam_part){.x = f->D, .n = f->groups * f->r * f->nd};
-    p[2] = (mla_adam_part){.x = f->mu, .n = f->groups * f->n};
-    p[3] = (mla_adam_part){.x = f->Er, .n = f->w * f->n / 2, .sparse = true};
-    p[4] = (mla_adam_part){.x = f->Rq, .n = f->w * f->n / 2, .sparse = true};
-}
-
-static const float *gradient(const void *ctx, size_t slot, size_t part)
-{
-    const batch *b = ctx;
-    mla_adam_part p[PARTS];
-    parts_of(p, &b->grad[slot]);
-    return p[part].x;
+    double loss, energy;
+    mla_status st = open_engine(r, layer, err);
+    if (st == MLA_OK) st = r->engine->ops->measure(r->engine, f, r->held, &loss, &energy, err);
+    if (st == MLA_OK) *out = energy > 0 ? loss / energy : 0;
+    return st;
 }
 
 /* A fixed random order of n rows, another for each pass. */
@@ -176,33 +106,28 @@ static void shuffle(size_t *order, size_t n, size_t pass)
 
 static mla_status descend(mla_refiner *r, mla_factors *f, mla_progress *prog, mla_err *err)
 {
-    batch b = {0};
-    mla_adam_part p[PARTS];
-    size_t slots = r->fit < MLA_ADAM_SLOTS ? r->fit : MLA_ADAM_SLOTS, at = 0, pass = 0;
+    size_t slots = r->fit < MLA_ADAM_SLOTS ? r->fit : MLA_ADAM_SLOTS, at = 0, pass = 0, row[MLA_ADAM_SLOTS], phase[MLA_ADAM_SLOTS];
     size_t *order = mla_alloc(r->fit, 1, sizeof *order);
+    mla_err why;
     mla_status st = order ? MLA_OK : mla_fail(err, MLA_ENOMEM, "order of %zu rows", r->fit);
-    if (st == MLA_OK) st = batch_new(&b, r, f, slots, true, err);
-    parts_of(p, f);
-    if (st == MLA_OK && (st = mla_adam_begin(p, PARTS, err)) != MLA_OK) batch_free(&b);
+    if (st == MLA_OK) st = r->engine->ops->begin(r->engine, f, slots, MLA_REFINE_STRIDE, err);
     if (st != MLA_OK) {
         mla_free(order);
         return st;
     }
     shuffle(order, r->fit, pass);
-    for (size_t step = 0; step < r->o.steps; step++) {
+    for (size_t step = 0; st == MLA_OK && step < r->o.steps; step++) {
         for (size_t i = 0; i < slots; i++, at++) {
             if (at == r->fit) shuffle(order, r->fit, ++pass), at = 0;
-            b.row[i] = r->held + order[at];
-            b.phase[i] = mla_rng_below(PHASES, step * slots + i, b.stride);
+            row[i] = r->held + order[at];
+            phase[i] = mla_rng_below(PHASES, step * slots + i, MLA_REFINE_STRIDE);
         }
-        mla_par_for(r->o.rows.pool, slots, 1, batch_rows, &b);
-        mla_adam_step(p, PARTS, step, r->o.steps, r->o.rows.pool, gradient, slots, &b);
+        st = r->engine->ops->step(r->engine, row, phase, step, r->o.steps, err);
         mla_progress_add(prog, 1);
     }
-    mla_adam_end(p, PARTS);
-    batch_free(&b);
+    mla_status ended = r->engine->ops->end(r->engine, st == MLA_OK ? err : &why);
     mla_free(order);
-    return MLA_OK;
+    return st == MLA_OK ? ended : st;
 }
 
 mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, mla_factors *f, mla_refined *out, mla_progress *prog, mla_err *err)

@@ -12,17 +12,13 @@
 #include "runtime/runtime.h"
 #include "tensor/fp.h"
 
-typedef struct { /* values per row of T tokens */
-    size_t T, q, y, k, rms, gate, all;
-} shape;
-
 /* Rotary keys stand beside the latent as they are. */
 static bool beside(mla_layout l) { return l == MLA_LAYOUT_N || l == MLA_LAYOUT_P; }
 
-static shape shape_of(const mla_config *c, mla_layout layout, size_t T)
+static mla_row_shape shape_of(const mla_config *c, mla_layout layout, size_t T)
 {
     size_t d = c->head_dim;
-    shape s = {.T = T, .q = T * c->heads * d, .y = T * c->kv_heads * (mla_layout_key_dims(c, layout) + d)};
+    mla_row_shape s = {.T = T, .q = T * c->heads * d, .y = T * c->kv_heads * (mla_layout_key_dims(c, layout) + d)};
     s.k = beside(layout) ? T * c->kv_heads * c->rope.rot : 0;
     s.rms = layout == MLA_LAYOUT_P ? T * c->kv_heads : 0;
     s.gate = c->attn_gate ? s.q : 0;
@@ -52,7 +48,7 @@ static bool is_whole(const char *path, uint64_t want)
 typedef struct {
     const mla_rows_opts *o;
     const mla_config *c;
-    shape s;
+    mla_row_shape s;
     mla_out **out;     /* (c->layers); NULL where nothing is recorded */
     float *f;          /* q, k, k_rot, v, gate of one row */
     uint16_t *bits;    /* the row as stored */
@@ -177,41 +173,59 @@ mla_status mla_rows_drop(const mla_rows_opts *o, size_t layer, mla_err *err)
 
 struct mla_rows {
     mla_local p;
-    shape s;
+    mla_row_shape s;
     size_t n_rows;
     mla_mapped file, behind;   /* behind: features behind a prefix, where they are followed */
-    float *cos, *sin, *WW, *o; /* o (n_rows, T, H, d) */
+    float *cos, *sin, *WW, *o; /* o (n_rows, T, H, d); WW and o NULL where losses are computed elsewhere */
     float *gain;               /* (d) layout P: of the keys' norm */
 };
 
-/* WW = W_O^T W_O and the rotation table. */
-static mla_status fill_problem(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err)
+mla_status mla_rows_projection(float **W, size_t *out, const mla_rows_opts *o, size_t layer, mla_err *err)
 {
-    const mla_config *c = mla_model_config(o->model);
-    size_t d = c->head_dim, T = r->s.T, half = c->rope.rot / 2, Hd = c->heads * d;
     mla_mat wo;
     mla_status st = mla_model_mat(o->model, MLA_W_O, layer, &wo, err);
     if (st != MLA_OK) return st;
-    float *W = mla_alloc_raw(wo.out, wo.in, sizeof *W);
+    *out = wo.out;
+    if (!(*W = mla_alloc_raw(wo.out, wo.in, sizeof **W))) return mla_fail(err, MLA_ENOMEM, "output projection of layer %zu", layer);
+    if ((st = mla_mat_rows(&wo, 0, wo.out, *W, err)) == MLA_OK) return MLA_OK;
+    mla_free(*W);
+    *W = NULL;
+    return st;
+}
+
+/* The rotation table and the sizes. */
+static mla_status fill_problem(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err)
+{
+    const mla_config *c = mla_model_config(o->model);
+    size_t d = c->head_dim, T = r->s.T, half = c->rope.rot / 2, dk = mla_layout_key_dims(c, o->layout);
     double *inv = mla_alloc(half + 1, 1, sizeof *inv);
-    r->WW = mla_alloc_raw(Hd, Hd, sizeof *r->WW);
     r->cos = mla_alloc_raw(T, half, sizeof *r->cos);
     r->sin = mla_alloc_raw(T, half, sizeof *r->sin);
-    r->o = mla_alloc_raw(r->n_rows, r->s.q, sizeof *r->o);
-    if (r->s.rms) st = mla_model_vec(o->model, MLA_W_K_NORM, layer, d, &r->gain, err);
-    if (!W || !inv || !r->WW || !r->cos || !r->sin || !r->o) st = mla_fail(err, MLA_ENOMEM, "refinement of layer %zu: %zu rows", layer, r->n_rows);
-    if (st == MLA_OK) st = mla_mat_rows(&wo, 0, wo.out, W, err);
+    mla_status st = inv && r->cos && r->sin ? MLA_OK : mla_fail(err, MLA_ENOMEM, "refinement of layer %zu", layer);
+    if (st == MLA_OK && r->s.rms) st = mla_model_vec(o->model, MLA_W_K_NORM, layer, d, &r->gain, err);
     if (st == MLA_OK) {
-        mla_sgemm(&(mla_sgemm_args){.ta = true, .M = Hd, .N = Hd, .K = wo.out, .alpha = 1, .a = W, .lda = Hd, .b = W, .ldb = Hd, .c = r->WW, .ldc = Hd});
         mla_rope_inv_freq(c, T, inv);
         mla_rope_table(inv, half, T, c->rope.attention_factor, r->cos, r->sin);
     }
-    mla_free(W);
     mla_free(inv);
-    size_t dk = mla_layout_key_dims(c, o->layout);
     r->p = (mla_local){.layout = o->layout, .H = c->heads, .G = c->kv_heads, .d = d, .rot = c->rope.rot, .groups = o->groups,
                        .n = c->kv_heads / o->groups * (dk + d), .max_T = T, .scale = (float)mla_config_attn_scale(c), .cos = r->cos,
-                       .sin = r->sin, .WW = r->WW, .gain = r->gain ? r->gain + c->rope.rot : NULL};
+                       .sin = r->sin, .gain = r->gain ? r->gain + c->rope.rot : NULL};
+    return st;
+}
+
+/* WW = W_O^T W_O. */
+static mla_status fill_gram(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err)
+{
+    size_t Hd = r->p.H * r->p.d, out;
+    float *W = NULL;
+    mla_status st = mla_rows_projection(&W, &out, o, layer, err);
+    if (st != MLA_OK) return st;
+    r->WW = mla_alloc_raw(Hd, Hd, sizeof *r->WW);
+    if (!r->WW) st = mla_fail(err, MLA_ENOMEM, "refinement of layer %zu", layer);
+    else mla_sgemm(&(mla_sgemm_args){.ta = true, .M = Hd, .N = Hd, .K = out, .alpha = 1, .a = W, .lda = Hd, .b = W, .ldb = Hd, .c = r->WW, .ldc = Hd});
+    mla_free(W);
+    r->p.WW = r->WW;
     return st;
 }
 
@@ -234,6 +248,7 @@ static void target_rows(void *ctx, size_t b, size_t e, size_t worker)
 static mla_status compute_targets(mla_rows *r, mla_pool *pool, mla_err *err)
 {
     size_t threads = mla_pool_threads(pool);
+    if (!(r->o = mla_alloc_raw(r->n_rows, r->s.q, sizeof *r->o))) return mla_fail(err, MLA_ENOMEM, "targets of %zu rows", r->n_rows);
     targets g = {.r = r, .work = mla_alloc(threads, 1, sizeof *g.work), .buf = mla_alloc_raw(threads, mla_rows_scratch(r), sizeof *g.buf)};
     mla_status st = g.work && g.buf ? MLA_OK : mla_fail(err, MLA_ENOMEM, "targets of %zu rows", r->n_rows);
     for (size_t i = 0; st == MLA_OK && i < threads; i++) st = mla_local_work_new(&g.work[i], &r->p, 1, 0, err);
@@ -244,7 +259,7 @@ static mla_status compute_targets(mla_rows *r, mla_pool *pool, mla_err *err)
     return st;
 }
 
-mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, mla_err *err)
+mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, bool losses, mla_err *err)
 {
     mla_rows *r = mla_alloc(1, 1, sizeof *r);
     char *path = path_of(o, layer);
@@ -257,7 +272,8 @@ mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, s
     if (st == MLA_OK && r->file.size != n_rows * r->s.all * sizeof(uint16_t))
         st = mla_fail(err, MLA_EFORMAT, "%s: expected %zu rows, found %zu bytes", path, n_rows, r->file.size);
     if (st == MLA_OK) st = fill_problem(r, o, layer, err);
-    if (st == MLA_OK) st = compute_targets(r, o->pool, err);
+    if (st == MLA_OK && losses) st = fill_gram(r, o, layer, err);
+    if (st == MLA_OK && losses) st = compute_targets(r, o->pool, err);
     mla_free(path);
     if (st == MLA_OK) *out = r;
     else mla_rows_close(r);
@@ -287,10 +303,20 @@ mla_status mla_rows_follow(mla_rows *r, const mla_rows_opts *o, size_t layer, ml
     return st;
 }
 
+static const uint16_t *bits_of(const mla_rows *r, const mla_mapped *m, size_t i)
+{
+    return (const uint16_t *)(const void *)(m->data + i * r->s.all * sizeof(uint16_t));
+}
+
+const mla_row_shape *mla_rows_shape(const mla_rows *r) { return &r->s; }
+size_t mla_rows_count(const mla_rows *r) { return r->n_rows; }
+const uint16_t *mla_rows_bits(const mla_rows *r, size_t i) { return bits_of(r, &r->file, i); }
+const uint16_t *mla_rows_behind(const mla_rows *r, size_t i) { return r->behind.data ? bits_of(r, &r->behind, i) + r->s.q : NULL; }
+
 /* y of row i as recorded in file m. */
 static void features_of(float *y, const mla_rows *r, const mla_mapped *m, size_t i)
 {
-    const uint16_t *bits = (const uint16_t *)(const void *)(m->data + i * r->s.all * sizeof *bits) + r->s.q;
+    const uint16_t *bits = bits_of(r, m, i) + r->s.q;
     for (size_t k = 0; k < r->s.y; k++) y[k] = mla_bf16_f32(bits[k]);
 }
 
@@ -301,11 +327,11 @@ size_t mla_rows_scratch(const mla_rows *r) { return r->s.all; }
 
 void mla_rows_get(const mla_rows *r, size_t i, float *buf, mla_local_row *out)
 {
-    const shape *s = &r->s;
-    const uint16_t *bits = (const uint16_t *)(const void *)(r->file.data + i * s->all * sizeof *bits);
+    const mla_row_shape *s = &r->s;
+    const uint16_t *bits = mla_rows_bits(r, i);
     for (size_t k = 0; k < s->all; k++) buf[k] = mla_bf16_f32(bits[k]);
     float *y = buf + s->q, *kr = y + s->y, *rms = kr + s->k, *gate = rms + s->rms;
     if (r->behind.data) features_of(y, r, &r->behind, i);
     for (size_t k = 0; k < s->gate; k++) gate[k] = 1 / (1 + expf(-gate[k]));
-    *out = (mla_local_row){.T = s->T, .q = buf, .y = y, .k_rot = s->k ? kr : NULL, .inv_rms = s->rms ? rms : NULL, .gamma = s->gate ? gate : NULL, .o = r->o + i * s->q, .stride = 1};
+    *out = (mla_local_row){.T = s->T, .q = buf, .y = y, .k_rot = s->k ? kr : NULL, .inv_rms = s->rms ? rms : NULL, .gamma = s->gate ? gate : NULL, .o = r->o ? r->o + i * s->q : NULL, .stride = 1};
 }

@@ -40,9 +40,14 @@ size_t mla_rows_bytes(const mla_config *c, mla_layout layout, size_t row_tokens)
 /* Removes a layer's file (with a prefix: the one recorded behind it). */
 MLA_CHECKED mla_status mla_rows_drop(const mla_rows_opts *o, size_t layer, mla_err *err);
 
-/* One layer's rows, opened: its local problem, and rows as f32 on demand. */
+typedef struct { /* values of a row of T tokens, one part after the other; 0: the part is not there */
+    size_t T, q, y, k, rms, gate, all; /* (T, H, d), (T, groups, n), (T, G, rot), (T, G), (T, H, d) before the sigmoid; their sum */
+} mla_row_shape;
+
+/* One layer's rows, opened: its local problem, and rows as f32 on demand. losses: with W_O^T W_O and targets (WW, o); without,
+ * those are NULL. */
 typedef struct mla_rows mla_rows;
-MLA_CHECKED mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, mla_err *err);
+MLA_CHECKED mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, bool losses, mla_err *err);
 void mla_rows_close(mla_rows *r); /* NULL is fine */
 const mla_local *mla_rows_problem(const mla_rows *r);
 /* Floats of scratch that mla_rows_get needs. */
@@ -51,6 +56,13 @@ size_t mla_rows_scratch(const mla_rows *r);
 MLA_CHECKED mla_status mla_rows_follow(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err);
 /* y (T, groups, n) of row i in the original model, whatever is followed. */
 void mla_rows_features(const mla_rows *r, size_t i, float *y);
+/* The same as stored: bf16 of row i, and of the features followed (NULL: the row's own). */
+const mla_row_shape *mla_rows_shape(const mla_rows *r);
+size_t mla_rows_count(const mla_rows *r);
+const uint16_t *mla_rows_bits(const mla_rows *r, size_t i);
+const uint16_t *mla_rows_behind(const mla_rows *r, size_t i);
+/* W_O of a layer as f32 (out, H d); the caller frees it. */
+MLA_CHECKED mla_status mla_rows_projection(float **W, size_t *out, const mla_rows_opts *o, size_t layer, mla_err *err);
 /* Row i; arrays live in buf (mla_rows_scratch floats) and in r. */
 void mla_rows_get(const mla_rows *r, size_t i, float *buf, mla_local_row *out);
 #endif

@@ -1,6 +1,7 @@
 /* Layout absorbed-rope in the local problem: keys [K_h c | z] and queries [q | Rq q], read forwards and backwards. */
 #include <string.h>
 
+#include "backend/fit.h"
 #include "linalg/gemm.h"
 #include "retrofit/refine/refine_work.h"
 
@@ -42,27 +43,6 @@ mla_head mla_slots_head(const mla_local *p, const mla_local_work *w, const mla_l
                       .v = w->Yh + p->H * d + h / (p->H / p->G) * d, .ldv = w->nd, .P = w->P + h * mla_span_queries(&s) * T};
 }
 
-/* The part of a gradient that keeps rows (re, im) of one pair of dims a complex number: (re x, re y; im x, im y) = (a, -b; b, a). */
-static void commute(float *g, const float *x, size_t im, size_t y)
-{
-    float a = 0.5f * (g[0] + g[im + y]), b = 0.5f * (g[im] - g[y]);
-    if (x[0] == 0 && x[im] == 0) a = b = 0; /* another frequency */
-    g[0] = g[im + y] = a;
-    g[im] = b;
-    g[y] = -b;
-}
-
-/* x (heads, w, cols of heads' dims): every row of w/2 pairs against every pair of rotated dims of every head in its columns. */
-static void commute_all(float *grad, const float *x, const mla_local *p, size_t w, size_t cols)
-{
-    size_t half = p->rot / 2;
-    for (size_t s = 0; s < w / 2; s++)
-        for (size_t at = 0; at < cols; at += p->d) {
-            for (size_t j = 0; j < half; j++) commute(grad + s * cols + at + j, x + s * cols + at + j, w / 2 * cols, half);
-            for (size_t j = p->rot; j < p->d; j++) grad[s * cols + at + j] = grad[(s + w / 2) * cols + at + j] = 0;
-        }
-}
-
 void mla_slots_back(const mla_local *p, mla_local_work *w, const mla_local_row *row, const mla_factors *f, mla_factors *grad)
 {
     size_t T = row->T, d = p->d, gd = p->G * d, kw = d + w->w, Hd = p->H * d, m = p->H / p->G;
@@ -83,6 +63,6 @@ void mla_slots_back(const mla_local *p, mla_local_work *w, const mla_local_row *
                                     .b = row->q + s.phase * Hd + h * d, .ldb = s.stride * Hd, .c = grad->Rq + h / m * w->w * d, .ldc = d});
     }
     mla_sgemm(&(mla_sgemm_args){.ta = true, .M = w->w, .N = gd, .K = T, .alpha = 1, .a = w->dz, .lda = w->w, .b = w->kr, .ldb = gd, .c = grad->Er, .ldc = gd});
-    commute_all(grad->Er, f->Er, p, w->w, gd);
-    for (size_t g = 0; g < p->G; g++) commute_all(grad->Rq + g * w->w * d, f->Rq + g * w->w * d, p, w->w, d);
+    mla_commute(grad->Er, f->Er, w->w, gd, d, p->rot);
+    for (size_t g = 0; g < p->G; g++) mla_commute(grad->Rq + g * w->w * d, f->Rq + g * w->w * d, w->w, d, d, p->rot);
 }

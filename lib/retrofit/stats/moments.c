@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/fit.h"
 #include "base/alloc.h"
 #include "linalg/gemm.h"
 #include "model/config.h"
-#include "retrofit/refine/attend.h"
 
 #define KAPPA_BLOCK 32 /* query rows per partial Gram of head overlaps */
 #define GATE_TILE 128  /* gate dims per output tile */

@@ -1,0 +1,61 @@
+/* Local refinement through the operations of a device (backend/fit.h), here those of the plain reference: what the host computes, in
+ * every layout, and whole refinements that reach the same loss. tests/cuda/test_refine.c runs the same cases on a GPU. */
+#include "harness.h"
+#include "local_cases.h"
+
+static void tell(const char *name, const char *what, double got, double allowed)
+{
+    ck_assert_msg(got <= allowed, "%s: %s differs by %g, allowed %g", name, what, got, allowed);
+}
+
+/* The CPU with the reference's operations as its own. */
+static void lend(mla_backend *be, mla_backend_ops *ops)
+{
+    *ops = *be->ops;
+    ops->fit = &mla_fit_plain;
+    be->ops = ops;
+}
+
+START_TEST(a_device_computes_what_the_host_does)
+{
+    mla_backend *be;
+    mla_backend_ops ops;
+    mla_err err;
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    lend(be, &ops);
+    ck_ok(local_run(be, &LOCAL_CASE[_i], tell, &err));
+    mla_backend_close(be);
+}
+END_TEST
+
+START_TEST(a_refinement_there_reaches_the_same_loss)
+{
+    mla_model *m;
+    mla_backend *be;
+    mla_backend_ops ops;
+    mla_pool *pool;
+    mla_err err;
+    char *dir = mla_test_tmpdir();
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    ck_ok(mla_pool_new(&pool, 2, &err));
+    lend(be, &ops);
+    ck_ok(local_refine_both(be, m, pool, dir, tell, &err));
+    mla_pool_free(pool);
+    mla_backend_close(be);
+    mla_model_close(m);
+    mla_free(dir);
+}
+END_TEST
+
+Suite *suite_refine_device(void);
+Suite *suite_refine_device(void)
+{
+    Suite *s = suite_create("refine_device");
+    TCase *c = tcase_create("refine_device");
+    tcase_add_loop_test(c, a_device_computes_what_the_host_does, 0, LOCAL_CASES);
+    tcase_add_test(c, a_refinement_there_reaches_the_same_loss);
+    tcase_set_timeout(c, 600);
+    suite_add_tcase(s, c);
+    return s;
+}
