@@ -48,6 +48,52 @@ START_TEST(a_refinement_there_reaches_the_same_loss)
 }
 END_TEST
 
+static mla_status (*real_alloc)(mla_backend *, mla_mem **, size_t, mla_err *);
+static size_t most, largest;
+
+static mla_status small_alloc(mla_backend *be, mla_mem **out, size_t bytes, mla_err *err)
+{
+    if (bytes > largest) largest = bytes;
+    if (bytes <= most) return real_alloc(be, out, bytes, err);
+    *out = NULL;
+    return mla_fail(err, MLA_ENOMEM, "device memory: %zu bytes", bytes);
+}
+
+START_TEST(a_device_without_room_leaves_it_to_the_host)
+{
+    mla_model *m;
+    mla_backend *be;
+    mla_backend_ops host, ops;
+    mla_pool *pool;
+    mla_factors f[4];
+    mla_refined r[4];
+    mla_err err;
+    char *dir = mla_test_tmpdir();
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    ck_ok(mla_pool_new(&pool, 2, &err));
+    ck_ok(local_refine(be, m, pool, dir, &f[0], &r[0], &err)); /* on the host; records the rows */
+    host = *be->ops;
+    be->ops = &host;
+    lend(be, &ops);
+    real_alloc = ops.alloc, ops.alloc = small_alloc, most = SIZE_MAX, largest = 0;
+    ck_ok(local_refine(be, m, pool, dir, &f[1], &r[1], &err));
+    ck_assert(memcmp(f[0].E, f[1].E, f[0].r * f[0].n * 4) != 0); /* other roundings: it was there */
+    const size_t room[] = {0, largest - 1};
+    for (size_t i = 0; i < 2; i++) {
+        most = room[i];
+        ck_ok(local_refine(be, m, pool, dir, &f[2 + i], &r[2 + i], &err));
+        ck_assert(r[0].before == r[2 + i].before && r[0].after == r[2 + i].after);
+        ck_assert(memcmp(f[0].E, f[2 + i].E, f[0].r * f[0].n * 4) == 0);
+    }
+    for (size_t i = 0; i < 4; i++) mla_factors_free(&f[i]);
+    mla_pool_free(pool);
+    mla_backend_close(be);
+    mla_model_close(m);
+    mla_free(dir);
+}
+END_TEST
+
 Suite *suite_refine_device(void);
 Suite *suite_refine_device(void)
 {
@@ -55,6 +101,7 @@ Suite *suite_refine_device(void)
     TCase *c = tcase_create("refine_device");
     tcase_add_loop_test(c, a_device_computes_what_the_host_does, 0, LOCAL_CASES);
     tcase_add_test(c, a_refinement_there_reaches_the_same_loss);
+    tcase_add_test(c, a_device_without_room_leaves_it_to_the_host);
     tcase_set_timeout(c, 600);
     suite_add_tcase(s, c);
     return s;

@@ -111,7 +111,7 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
                              .eigen = {o->be, o->log}};
     mla_status st = MLA_OK;
     if (out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan) {
-        mla_probe_opts po = {.model = in->model, .be = o->be, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
+        mla_probe_opts po = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
         st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
         fo.probe = probe;
     }
@@ -143,6 +143,7 @@ static mla_status fit_shared(mla_build_result *out, const mla_build_opts *o, con
                               .pool = o->pool, .recipe = &out->recipe, .fit = in->fit, .held = in->held, .n_fit = in->n_fit, .n_held = in->n_held};
     const char *why;
     mla_status st = mla_dir_make(dir, err);
+    if (o->be->ops->fit) mla_info(o->log, "layout shared-rotary: maps are fitted on the host");
     if (st == MLA_OK) st = mla_shared_fit_all(&out->shared, &fo, err);
     if (st == MLA_OK && !mla_shared_servable(in->model, out->shared.keys, &why))
         mla_info(o->log, "the plugin that serves such files cannot take this model: %s", why);

@@ -72,7 +72,7 @@ mla_status mla_compare_layouts(mla_compared out[MLA_COMPARE_LAYOUTS], const mla_
                              .name = "calibration", .base_digest = in.base_digest, .corpus_digest = in.fit_digest, .log = o->log};
         st = mla_gather(&fit, &g, in.fit, in.n_fit, err);
     }
-    mla_probe_opts po = {.model = in.model, .be = o->be, .precision = o->precision, .row_tokens = r.row_tokens, .log = o->log};
+    mla_probe_opts po = {.model = in.model, .be = o->be, .pool = o->pool, .precision = o->precision, .row_tokens = r.row_tokens, .log = o->log};
     if (st == MLA_OK) st = mla_probe_new(&probe, &po, in.held, in.n_held, err);
     for (size_t i = 0; st == MLA_OK && i < MLA_COMPARE_LAYOUTS; i++) {
         out[i] = (mla_compared){.layout = LAYOUT[i]};

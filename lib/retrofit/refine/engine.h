@@ -2,16 +2,13 @@
  * that has the operations of backend/fit.h (engine_device.c). Inside the refinement only (refine.c). */
 #ifndef MLA_RETROFIT_REFINE_ENGINE_H
 #define MLA_RETROFIT_REFINE_ENGINE_H
-#include <stdbool.h>
-
 #include "retrofit/refine/adam.h"
 #include "retrofit/refine/refine_rows.h"
 
 typedef struct mla_engine mla_engine;
 typedef struct {
-    bool host_losses;         /* rows are to be opened with WW and targets (mla_rows_open) */
-    /* For opened rows, features followed included; both stay while the engine does. */
-    mla_status (*open)(mla_engine **out, const mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err);
+    /* For opened rows, features followed included; they stay while the engine does. */
+    mla_status (*open)(mla_engine **out, mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err);
     void (*close)(mla_engine *);
     /* Sums of loss and energy of f over rows [0, n), all queries. */
     mla_status (*measure)(mla_engine *, const mla_factors *f, size_t n, double *loss, double *energy, mla_err *err);

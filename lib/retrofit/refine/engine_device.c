@@ -31,7 +31,7 @@ static mla_status fill(device *e, const mla_rows *rows, const mla_rows_opts *o, 
     return st;
 }
 
-static mla_status device_open(mla_engine **out, const mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err)
+static mla_status device_open(mla_engine **out, mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err)
 {
     device *e = mla_alloc(1, 1, sizeof *e);
     if (!e) return mla_fail(err, MLA_ENOMEM, "refinement");
@@ -83,4 +83,4 @@ static mla_status device_end(mla_engine *engine, mla_err *err)
     return mla_dev_local_take(e->d, e->f, err);
 }
 
-const mla_engine_ops mla_engine_device = {false, device_open, device_close, device_measure, device_begin, device_step, device_end};
+const mla_engine_ops mla_engine_device = {device_open, device_close, device_measure, device_begin, device_step, device_end};

@@ -90,9 +90,10 @@ typedef struct {
     mla_adam_part part[MLA_FACTOR_PARTS];
 } host;
 
-static mla_status host_open(mla_engine **out, const mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err)
+static mla_status host_open(mla_engine **out, mla_rows *rows, const mla_rows_opts *o, size_t layer, mla_err *err)
 {
-    (void)layer;
+    mla_status st = mla_rows_targets(rows, o, layer, err);
+    if (st != MLA_OK) return st;
     host *e = mla_alloc(1, 1, sizeof *e);
     if (!e) return mla_fail(err, MLA_ENOMEM, "refinement");
     *e = (host){.base.ops = &mla_engine_host, .rows = rows, .pool = o->pool};
@@ -145,4 +146,4 @@ static mla_status host_end(mla_engine *engine, mla_err *err)
     return MLA_OK;
 }
 
-const mla_engine_ops mla_engine_host = {true, host_open, host_close, host_measure, host_begin, host_step, host_end};
+const mla_engine_ops mla_engine_host = {host_open, host_close, host_measure, host_begin, host_step, host_end};

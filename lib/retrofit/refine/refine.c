@@ -37,7 +37,7 @@ mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err 
 
 static void close_rows(mla_refiner *r)
 {
-    if (r->engine) r->where->close(r->engine);
+    if (r->engine) r->engine->ops->close(r->engine);
     r->engine = NULL;
     mla_rows_close(r->rows);
     r->rows = NULL;
@@ -56,7 +56,7 @@ static mla_status open_rows(mla_refiner *r, size_t layer, mla_err *err)
     if (r->rows && r->open_layer == layer) return MLA_OK;
     close_rows(r);
     r->open_layer = layer;
-    return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, r->where->host_losses, err);
+    return mla_rows_open(&r->rows, &r->o.rows, layer, r->held + r->fit, err);
 }
 
 static mla_status open_engine(mla_refiner *r, size_t layer, mla_err *err)
@@ -89,6 +89,13 @@ mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f
     double loss, energy;
     mla_status st = open_engine(r, layer, err);
     if (st == MLA_OK) st = r->engine->ops->measure(r->engine, f, r->held, &loss, &energy, err);
+    if (st == MLA_ENOMEM && r->where != &mla_engine_host) { /* a layer begins with a measurement: what fits now fits in its steps */
+        mla_warn(r->o.rows.log, "%s; layers are refined on the host from here on", err->msg);
+        if (r->engine) r->engine->ops->close(r->engine);
+        r->engine = NULL;
+        r->where = &mla_engine_host;
+        return mla_refine_measure(r, layer, f, out, err);
+    }
     if (st == MLA_OK) *out = energy > 0 ? loss / energy : 0;
     return st;
 }

@@ -1,7 +1,8 @@
 /* Local refinement: encoder, decoder and mean of one layer moved by first-order steps on the error of that layer's own
  * output (refine_local.h), inputs from the original model. No backpropagation through the model.
  *
- * Adam (adam.h), MLA_ADAM_SLOTS rows a step; the bytes do not depend on the number of threads. A layer's refinement is kept only
+ * Adam (adam.h), MLA_ADAM_SLOTS rows a step; the bytes do not depend on the number of threads. On a device that has the operations
+ * (backend/fit.h) everything runs there, as long as its memory lasts (engine.h). A layer's refinement is kept only
  * if it lowers the loss on rows that no step has seen. At the end the latent gets the closed form's gauge again: unit
  * variance per coordinate, sorted by what each coordinate adds to the output, so that FP8 scales and prefixes keep working
  * (prefixes of a refined layer are usable, but only the full rank was refined). */

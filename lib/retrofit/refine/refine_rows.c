@@ -2,6 +2,7 @@
 #include "retrofit/refine/refine_rows.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -52,7 +53,10 @@ typedef struct {
     mla_out **out;     /* (c->layers); NULL where nothing is recorded */
     float *f;          /* q, k, k_rot, v, gate of one row */
     uint16_t *bits;    /* the row as stored */
+    atomic_bool odd;   /* not all of it is finite */
 } recorder;
+
+enum { PIECE = 1 << 16 }; /* values that a thread rounds at a time */
 
 /* y (T, groups, n) from keys and values (T, G, d): each group's keys (dims from skip on), then its values. */
 static void features(float *y, const recorder *r, const float *k, const float *v)
@@ -77,6 +81,18 @@ static void inverse_rms(float *x, const float *k, size_t n, size_t d, double eps
     }
 }
 
+static void round_values(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    recorder *r = ctx;
+    bool odd = false;
+    for (size_t i = b; i < e; i++) {
+        odd = odd || !isfinite(r->f[i]);
+        r->bits[i] = mla_f32_bf16(r->f[i]);
+    }
+    if (odd) atomic_store(&r->odd, true);
+}
+
 static mla_status on_attention(void *ctx, const mla_tap *tap, mla_err *err)
 {
     recorder *r = ctx;
@@ -96,10 +112,9 @@ static mla_status on_attention(void *ctx, const mla_tap *tap, mla_err *err)
     features(y, r, k, v);
     if (r->s.rms) inverse_rms(rms, k, T * G, d, r->c->rms_eps);
     for (size_t i = 0; r->s.k && i < T * G; i++) memcpy(kr + i * rot, whole + i * d, rot * sizeof *kr);
-    for (size_t i = 0; i < r->s.all; i++) {
-        if (!isfinite(r->f[i])) return mla_fail(err, MLA_EFORMAT, "layer %zu: an activation is not finite", tap->layer);
-        r->bits[i] = mla_f32_bf16(r->f[i]);
-    }
+    r->odd = false;
+    mla_par_for(r->o->pool, r->s.all, PIECE, round_values, r);
+    if (r->odd) return mla_fail(err, MLA_EFORMAT, "layer %zu: an activation is not finite", tap->layer);
     return mla_out_write(r->out[tap->layer], r->bits, r->s.all * sizeof *r->bits, err);
 }
 
@@ -241,6 +256,7 @@ static void target_rows(void *ctx, size_t b, size_t e, size_t worker)
     for (size_t i = b; i < e; i++) {
         mla_local_row row;
         mla_rows_get(g->r, i, g->buf + worker * mla_rows_scratch(g->r), &row);
+        mla_rows_features(g->r, i, g->buf + worker * mla_rows_scratch(g->r) + g->r->s.q);
         mla_local_target(g->r->o + i * g->r->s.q, &g->r->p, g->work[worker], &row);
     }
 }
@@ -259,7 +275,13 @@ static mla_status compute_targets(mla_rows *r, mla_pool *pool, mla_err *err)
     return st;
 }
 
-mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, bool losses, mla_err *err)
+mla_status mla_rows_targets(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err)
+{
+    mla_status st = r->WW ? MLA_OK : fill_gram(r, o, layer, err);
+    return st == MLA_OK && !r->o ? compute_targets(r, o->pool, err) : st;
+}
+
+mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, mla_err *err)
 {
     mla_rows *r = mla_alloc(1, 1, sizeof *r);
     char *path = path_of(o, layer);
@@ -272,8 +294,6 @@ mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, s
     if (st == MLA_OK && r->file.size != n_rows * r->s.all * sizeof(uint16_t))
         st = mla_fail(err, MLA_EFORMAT, "%s: expected %zu rows, found %zu bytes", path, n_rows, r->file.size);
     if (st == MLA_OK) st = fill_problem(r, o, layer, err);
-    if (st == MLA_OK && losses) st = fill_gram(r, o, layer, err);
-    if (st == MLA_OK && losses) st = compute_targets(r, o->pool, err);
     mla_free(path);
     if (st == MLA_OK) *out = r;
     else mla_rows_close(r);

@@ -44,11 +44,12 @@ typedef struct { /* values of a row of T tokens, one part after the other; 0: th
     size_t T, q, y, k, rms, gate, all; /* (T, H, d), (T, groups, n), (T, G, rot), (T, G), (T, H, d) before the sigmoid; their sum */
 } mla_row_shape;
 
-/* One layer's rows, opened: its local problem, and rows as f32 on demand. losses: with W_O^T W_O and targets (WW, o); without,
- * those are NULL. */
+/* One layer's rows, opened: its local problem, and rows as f32 on demand; W_O^T W_O and targets (WW, o) are NULL. */
 typedef struct mla_rows mla_rows;
-MLA_CHECKED mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, bool losses, mla_err *err);
+MLA_CHECKED mla_status mla_rows_open(mla_rows **out, const mla_rows_opts *o, size_t layer, size_t n_rows, mla_err *err);
 void mla_rows_close(mla_rows *r); /* NULL is fine */
+/* Computes those two, of the original model, whatever is followed; they are there from now on. */
+MLA_CHECKED mla_status mla_rows_targets(mla_rows *r, const mla_rows_opts *o, size_t layer, mla_err *err);
 const mla_local *mla_rows_problem(const mla_rows *r);
 /* Floats of scratch that mla_rows_get needs. */
 size_t mla_rows_scratch(const mla_rows *r);

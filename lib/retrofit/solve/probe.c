@@ -1,6 +1,8 @@
 /* Single-layer KL probes over the runtime. */
 #include "retrofit/solve/probe.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/ckd.h"
 #include "runtime/runtime.h"
@@ -17,21 +19,41 @@ struct mla_probe {
     double kld;
 };
 
+typedef struct { /* positions of one call */
+    const mla_probe *p;
+    float *base;
+    const float *logits;
+    double *kld;
+    mla_err *err;         /* (n) */
+} positions;
+
+static void take_positions(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    positions *q = ctx;
+    size_t V = q->p->V;
+    for (size_t t = b; t < e; t++) {
+        if (q->p->record) memcpy(q->base + t * V, q->logits + t * V, V * sizeof(float));
+        else q->err[t].status = mla_kld_row(&q->kld[t], q->base + t * V, q->logits + t * V, V, &q->err[t]);
+    }
+}
+
+/* Positions side by side, their sum in order. */
 static mla_status on_logits(void *ctx, size_t job, size_t row0, size_t n, const float *logits, mla_err *err)
 {
     mla_probe *p = ctx;
-    float *base = p->base + (job * p->row + row0) * p->V;
-    if (p->record) {
-        for (size_t i = 0; i < n * p->V; i++) base[i] = logits[i];
-        return MLA_OK;
+    positions q = {p, p->base + (job * p->row + row0) * p->V, logits, mla_alloc(n, 1, sizeof(double)), mla_alloc(n, 1, sizeof(mla_err))};
+    mla_status st = q.kld && q.err ? MLA_OK : mla_fail(err, MLA_ENOMEM, "%zu probe positions", n);
+    if (st == MLA_OK) mla_par_for(p->o.pool, n, 1, take_positions, &q);
+    for (size_t t = 0; st == MLA_OK && t < n; t++) {
+        p->kld += q.kld[t];
+        if (q.err[t].status == MLA_OK) continue;
+        *err = q.err[t];
+        st = mla_wrap(err, "probe position %zu", row0 + t);
     }
-    for (size_t t = 0; t < n; t++) {
-        double d;
-        mla_status st = mla_kld_row(&d, base + t * p->V, logits + t * p->V, p->V, err);
-        if (st != MLA_OK) return mla_wrap(err, "probe position %zu", row0 + t);
-        p->kld += d;
-    }
-    return MLA_OK;
+    mla_free(q.kld);
+    mla_free(q.err);
+    return st;
 }
 
 static mla_status pass(mla_probe *p, mla_err *err)

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/par.h"
 #include "model/model.h"
 #include "retrofit/solve/solve.h"
 
@@ -19,6 +20,7 @@ typedef struct mla_probe mla_probe;
 typedef struct {
     const mla_model *model;
     mla_backend *be;
+    mla_pool *pool;       /* NULL: one thread */
     mla_precision precision;
     size_t row_tokens;
     mla_log *log;
