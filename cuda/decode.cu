@@ -1,19 +1,9 @@
-/* MLA decode on the host side: which kernel, how the cache is cut over the SMs, and the merge of the pieces.
- *
- * Plan: pages of all sequences lie in one line, each sequence preceded by empty units (piece_cost: its queries, its output);
- * part p of P takes units [p T / P, (p+1) T / P). A sequence cut over several parts leaves partial outputs with their
- * log2-sum-exp, which merge_parts sums in part order. One sequence needs no plan (part_begin). */
-#include <cuda.h>
-#include <cuda_runtime.h>
-#include <math_constants.h>
-
+/* MLA decode on the host side: which kernel, its workspace, its tensor maps. A sequence cut over several parts (decode_plan.cu)
+ * leaves partial outputs with their log2-sum-exp, which decode_merge.cu sums. One sequence needs no plan (part_begin). */
 #include "cuda/attn.cuh"
 #include "cuda/check.cuh"
-#include "cuda/decode_dev.cuh"
 #include "cuda/decode_gqa.cuh"
 #include "cuda/tmap.cuh"
-
-enum { PLAN_THREADS = 1024, MERGE = 256 };
 
 /* Offsets within the workspace, bytes. */
 struct DecodeWs {
@@ -29,121 +19,6 @@ struct DecodeWs {
         bytes = plse + up(slots * N * 4);
     }
 };
-
-/* prefix (B + 1): first unit of each sequence. One block; chunks of PLAN_THREADS sequences. */
-static __global__ void plan_parts(const int32_t *len, int B, int parts, int overhead, long long *prefix, int2 *begin, int2 *split)
-{
-    __shared__ long long sums[PLAN_THREADS / 32], carry;
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    if (tid == 0) carry = 0;
-    __syncthreads();
-    for (int b0 = 0; b0 < B; b0 += PLAN_THREADS) {
-        const int b = b0 + tid, n = b < B && len[b] > 0 ? (len[b] + 63) >> 6 : 0;
-        const long long own = n ? n + overhead : 0;
-        long long x = own;
-        for (int o = 1; o < 32; o <<= 1) {
-            const long long y = __shfl_up_sync(~0u, x, o);
-            if (lane >= o) x += y;
-        }
-        if (lane == 31) sums[warp] = x;
-        __syncthreads();
-        long long before = carry;
-        for (int i = 0; i < warp; i++) before += sums[i];
-        if (b < B) prefix[b] = before + x - own;
-        __syncthreads();
-        if (tid == PLAN_THREADS - 1) carry = before + x;
-        __syncthreads();
-    }
-    const long long total = carry;
-    if (tid == 0) prefix[B] = total;
-    __syncthreads();
-    const long long P = total < parts ? (total ? total : 1) : parts;
-    for (int p = tid; p <= parts; p += PLAN_THREADS) {
-        int2 at = make_int2(B, 0);
-        const long long x = p < P ? p * total / P : total;
-        if (x < total) { /* last sequence with prefix <= x: it has pages, since x lies inside its units */
-            int lo = 0, hi = B;
-            while (hi - lo > 1) {
-                const int mid = (lo + hi) / 2;
-                if (prefix[mid] <= x) lo = mid;
-                else hi = mid;
-            }
-            const long long page = x - prefix[lo] - overhead;
-            at = make_int2(lo, page > 0 ? (int)page : 0);
-        }
-        begin[p] = at;
-    }
-    for (int b = tid; b < B; b += PLAN_THREADS) {
-        const long long first = prefix[b] + overhead, last = prefix[b + 1] - 1;
-        split[b] = last < first ? make_int2(1, 0)
-                                : make_int2((int)(((first + 1) * P - 1) / total), (int)(((last + 1) * P - 1) / total));
-    }
-}
-
-/* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. A warp takes 128 latents of a row.
- * MANY: the block's warps share one row's parts, grid (lat / 128, rows, B * groups); otherwise every warp has a row of its
- * own, grid (lat / 128, rows / 8, B * groups). The first parts are fetched before their weights are known. */
-template <bool MANY> static __global__ void __launch_bounds__(MERGE) merge_parts(DecodeP d, int N, int tiles, int parts, int lat)
-{
-    enum { AHEAD = 4 };
-    __shared__ float4 sums[MERGE / 32][32];
-    __shared__ float tot[MERGE / 32], top[MERGE / 32];
-    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, row = MANY ? blockIdx.y : blockIdx.y * (MERGE / 32) + w, b = blockIdx.z % d.B, grp = blockIdx.z / d.B,
-              tile = row / N, n = row % N, t = row / d.Hg, h = grp * d.Hg + row % d.Hg, step = MANY ? MERGE / 32 : 1;
-    grid_release(); /* the next decode may be launched: it waits, too */
-    grid_wait();
-    const int2 sp = part_split(d, b);
-    if (sp.x == sp.y || row >= d.rows) return;
-    const size_t base = (size_t)(grp * tiles + tile) * parts;
-    auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + n; };
-    const int p0 = sp.x + (MANY ? w : 0);
-    float4 v[AHEAD];
-    float e[AHEAD];
-    auto fetch = [&](int i, int p) {
-        v[i] = make_float4(0.f, 0.f, 0.f, 0.f), e[i] = -CUDART_INF_F;
-        if (p <= sp.y) v[i] = *(const float4 *)(d.po + slot(p) * lat + blockIdx.x * 128 + lane * 4), e[i] = d.plse[slot(p)];
-    };
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) fetch(i, p0 + i * step);
-    float mx = -CUDART_INF_F, sum = 0.f;
-    for (int p = sp.x + (MANY ? (int)threadIdx.x : lane); p <= sp.y; p += MANY ? MERGE : 32) mx = fmaxf(mx, d.plse[slot(p)]);
-    for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
-    if (MANY) {
-        if (lane == 0) top[w] = mx;
-        __syncthreads();
-        for (int i = 0; i < MERGE / 32; i++) mx = fmaxf(mx, top[i]);
-    }
-    const float use = mx == -CUDART_INF_F ? 0.f : mx;
-    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int p = p0; p <= sp.y; p += AHEAD * step) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (p + i * step > sp.y) break;
-            const float k = exp2f(e[i] - use);
-            x.x += k * v[i].x, x.y += k * v[i].y, x.z += k * v[i].z, x.w += k * v[i].w;
-            sum += k;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) fetch(i, p + (AHEAD + i) * step);
-    }
-    if (MANY) {
-        sums[w][lane] = x;
-        if (lane == 0) tot[w] = sum;
-        __syncthreads();
-        if (w) return;
-        for (int i = 1; i < MERGE / 32; i++) {
-            const float4 v = sums[i][lane];
-            x.x += v.x, x.y += v.y, x.z += v.z, x.w += v.w;
-            sum += tot[i];
-        }
-    }
-    const float inv = sum != 0.f ? 1.f / sum : 0.f;
-    const size_t oo = (size_t)(b * d.o.b + t * d.o.t + h * d.o.h) + blockIdx.x * 128 + lane * 4;
-    const float y[4] = {x.x * inv, x.y * inv, x.z * inv, x.w * inv};
-    for (int i = 0; i < 4; i++) store_f32((void *)d.o.p, d.o.f32, oo + i, y[i]);
-    if (lane == 0 && blockIdx.x == 0 && d.lse)
-        d.lse[((size_t)b * d.s_q + t) * d.H + h] = (sum != 0.f ? mx + log2f(sum) : -CUDART_INF_F) * 0.693147180559945f;
-}
 
 struct Choice {
     const DecodeKernel *k; /* NULL: the plain kernel */
@@ -241,9 +116,8 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
     if (!c.k || d->B == 1) return MLA_OK;
     const DecodeWs w = workspace(d, c);
     char *ws = (char *)d->ws;
-    plan_parts<<<1, PLAN_THREADS, 0, (cudaStream_t)stream>>>(d->len, (int)d->B, c.parts, piece_cost(c.k), (long long *)(ws + w.prefix),
-                                                             (int2 *)(ws + w.begin), (int2 *)(ws + w.split));
-    return cu_ok(cudaGetLastError(), "decode: plan", err);
+    return decode_cut(d->len, (int)d->B, c.parts, piece_cost(c.k), (long long *)(ws + w.prefix), (int2 *)(ws + w.begin), (int2 *)(ws + w.split),
+                      (cudaStream_t)stream, err);
 }
 
 /* (pages, 64, row) with boxes of 64 tokens x `box` elements; groups: instead (pages, groups of 64 elements, 64, row) with
@@ -257,6 +131,18 @@ static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_deco
     if (groups)
         b = TensorBox{4, (int)el, {row, MLA_DECODE_PAGE, groups, d->pages}, {row * el, 64 * el, page}, {box, 8, (uint32_t)groups, 1}, swizzle, true};
     return tensor_box_map(m, part->base, &b, "decode", err);
+}
+
+/* Queries as (values, rows, sequences), where they lie so: boxes of 64 values x the rows of a tile. */
+static bool mapped(const mla_decode *d, const mla_decode_rows *q, const DecodeRows &r)
+{
+    return q->dtype == MLA_BF16 && r.vec && q->h > 0 && (d->B == 1 || q->b > 0) && (d->s_q == 1 || (d->groups == 1 && q->t == (int64_t)d->H * q->h));
+}
+static mla_status query_map(CUtensorMap *m, const mla_decode *d, const mla_decode_rows *q, size_t width, int rows, mla_err *err)
+{
+    const uint64_t n = d->s_q * d->H, row = (uint64_t)q->h * 2, all = d->B > 1 ? (uint64_t)q->b * 2 : n * row;
+    const TensorBox b = {3, 2, {width, n, d->B}, {row, all}, {64, (uint32_t)rows, 1}, true, false};
+    return tensor_box_map(m, q->p, &b, "decode", err);
 }
 
 static DecodeRows rows_of(const mla_decode_rows *r)
@@ -316,6 +202,10 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;
+    p.maps = c.k->solo > 0 && d->rope_heads == 1 && mapped(d, &d->q, p.q) && mapped(d, &d->q2, p.q2) && (fp8 || p.rope_ratio == 1.f);
+    if (p.maps) st = query_map(&p.q_map, d, &d->q, d->lat, c.k->n, err);
+    if (p.maps && !st) st = query_map(&p.q2_map, d, &d->q2, d->rope, c.k->n, err);
+    if (st) return st;
     void *args[] = {&mc, &mr, &p};
     const dim3 grid((unsigned)(c.parts * c.k->cl), (unsigned)c.tiles, (unsigned)d->groups);
     cudaLaunchAttribute attrs[2] = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
@@ -328,8 +218,5 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
-    const bool many = (size_t)c.parts >= 12 * d->B; /* parts of a sequence, about */
-    cfg.gridDim = dim3((unsigned)d->lat / 128, (unsigned)(many ? p.rows : (p.rows + MERGE / 32 - 1) / (MERGE / 32)), (unsigned)(d->B * d->groups)), cfg.blockDim = dim3(MERGE);
-    cfg.dynamicSmemBytes = 0, cfg.numAttrs = 1;
-    return cu_ok(cudaLaunchKernelEx(&cfg, many ? merge_parts<true> : merge_parts<false>, p, c.k->n, c.tiles, c.parts, (int)d->lat), "decode: merge", err);
+    return decode_merge(p, c.k->n, c.tiles, (int)d->lat, stream, err);
 }

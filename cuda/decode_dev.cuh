@@ -27,6 +27,8 @@ struct DecodeP {
     float *lse;
     float scale;                    /* softmax scale * k_scale * log2(e) */
     float rope_ratio, out_scale;    /* kr_scale / k_scale folded into q2; k_scale of the output */
+    bool maps;                      /* queries come by q_map and q2_map: boxes of 64 values x the rows of a tile */
+    CUtensorMap q_map, q2_map;
     float *po, *plse;               /* partial outputs (slot, N, lat), their log2-sum-exp (slot, N) */
 };
 
@@ -67,4 +69,9 @@ struct DecodeKernel {
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */
 extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_trio512[], mla_decode_gqa[];
+
+/* The plan (decode_plan.cu): prefix (B + 1) units before each sequence, begin and split as in DecodeP; overhead: of a piece, in pages. */
+mla_status decode_cut(const int32_t *len, int B, int parts, int overhead, long long *prefix, int2 *begin, int2 *split, cudaStream_t stream, mla_err *err);
+/* Sums the partial outputs of sequences cut over several parts (decode_merge.cu); N rows of a tile. */
+mla_status decode_merge(const DecodeP &p, int N, int tiles, int lat, cudaStream_t stream, mla_err *err);
 #endif

@@ -43,7 +43,7 @@ struct DecodeSmem {
         limit = colscale + (uint32_t)N * 4;
         note = limit + (uint32_t)N * 4;
         bars = note + (trio ? 2 * decode_note(N) : 0);
-        bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot, the order barriers, the exchange barriers */
+        bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot; turns, exchanges, queries */
     }
 };
 
@@ -151,24 +151,12 @@ static __device__ __forceinline__ void put_q_f16(char *row, int n, int k, const 
     }
 }
 
-/* bf16 rows on 16-byte boundaries: copied as they are, all at once; FP8: then converted in place, a warp per row. Short
- * code: it runs once a block, from a cold instruction cache. */
-template <int LAT, int N, int RB, bool FP8, int WARPS>
-static __device__ __forceinline__ void load_q_rows(const DecodeP &d, char *smem, const DecodeSmem &sm)
+/* bf16 rows in shared memory to scaled f16, in place, a warp per row. */
+template <int LAT, int N, int RB, int WARPS>
+static __device__ __forceinline__ void narrow_q(const DecodeP &d, char *smem, const DecodeSmem &sm)
 {
     constexpr int CHUNKS = LAT / 8 + RB * 8, T = WARPS * 32;
     const QRows rows(smem, sm);
-    const uint32_t base = smem_u32(smem) + sm.q;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < N * CHUNKS; i += T) {
-        const int n = i / CHUNKS, k = i % CHUNKS * 8, r = k - LAT - rows.seg[n];
-        const bool lat = k < LAT, in = rows.limit[n] >= 0 && (lat || (r >= 0 && r < d.rope));
-        const size_t at = in ? (size_t)(lat ? rows.offset[2 * n] + k : rows.offset[2 * n + 1] + r) : 0;
-        cp16_if(base + (k >> 6) * N * 128 + n * 128 + (((k >> 3 & 7) ^ (n & 7)) << 4), (const char *)(lat ? d.q.p : d.q2.p) + at * 2, in);
-    }
-    cp_wait();
-    bar_sync(BAR_ALL, T);
-    if (!FP8) return;
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int n = threadIdx.x >> 5; n < N; n += WARPS) {
@@ -196,6 +184,26 @@ static __device__ __forceinline__ void load_q_rows(const DecodeP &d, char *smem,
         }
     }
     bar_sync(BAR_ALL, T);
+}
+
+/* bf16 rows on 16-byte boundaries: copied as they are, all at once; FP8: then converted in place, a warp per row. Short
+ * code: it runs once a block, from a cold instruction cache. */
+template <int LAT, int N, int RB, bool FP8, int WARPS>
+static __device__ __forceinline__ void load_q_rows(const DecodeP &d, char *smem, const DecodeSmem &sm)
+{
+    constexpr int CHUNKS = LAT / 8 + RB * 8, T = WARPS * 32;
+    const QRows rows(smem, sm);
+    const uint32_t base = smem_u32(smem) + sm.q;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < N * CHUNKS; i += T) {
+        const int n = i / CHUNKS, k = i % CHUNKS * 8, r = k - LAT - rows.seg[n];
+        const bool lat = k < LAT, in = rows.limit[n] >= 0 && (lat || (r >= 0 && r < d.rope));
+        const size_t at = in ? (size_t)(lat ? rows.offset[2 * n] + k : rows.offset[2 * n + 1] + r) : 0;
+        cp16_if(base + (k >> 6) * N * 128 + n * 128 + (((k >> 3 & 7) ^ (n & 7)) << 4), (const char *)(lat ? d.q.p : d.q2.p) + at * 2, in);
+    }
+    cp_wait();
+    bar_sync(BAR_ALL, T);
+    if (FP8) narrow_q<LAT, N, RB, WARPS>(d, smem, sm);
 }
 
 /* Any rows. */
@@ -246,12 +254,23 @@ static __device__ __forceinline__ void load_q_any(const DecodeP &d, char *smem, 
     }
 }
 
+/* One thread fetches the tile's bf16 rows by q_map and q2_map: the same places in shared memory, a dozen instructions. */
+template <int LAT, int N, int RB>
+static __device__ __forceinline__ void fetch_q(const DecodeP &d, uint32_t q, uint32_t bar, int b, int lat0)
+{
+    const int row = blockIdx.z * d.Hg + blockIdx.y * N;
+    mbar_expect(bar, (LAT / 64 + RB) * N * 128);
+#pragma unroll 1
+    for (int i = 0; i < LAT / 64 + RB; i++)
+        tma_box_keep(q + i * N * 128, i < LAT / 64 ? &d.q_map : &d.q2_map, bar, i < LAT / 64 ? lat0 + 64 * i : 64 * i - LAT, row, b);
+}
+
 /* Query rows of one tile into shared memory, K-major swizzled boxes of 64: latent boxes first, then rotary; WARPS warps,
  * 8 values a thread at a time; rows are turned so that row `first` comes first; b = -1: zeros, nothing is read. FP8: f16
  * after an exact power of two that brings the row's largest value near 2^8, so that f16 neither overflows nor flushes;
- * values are permuted within 64 as the fragments of the cache are. */
+ * values are permuted within 64 as the fragments of the cache are. bar: the boxes are on their way (fetch_q). */
 template <int LAT, int N, int RB, bool FP8, int WARPS>
-static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0, int first = 0)
+static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0, int first = 0, uint32_t bar = 0, uint32_t phase = 0)
 {
     constexpr int T = WARPS * 32;
     const QRows rows(smem, sm);
@@ -267,7 +286,10 @@ static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, cons
     }
     bar_sync(BAR_ALL, T);
     const bool plain = d.q.vec && !d.q.f32 && (!d.rope || (d.q2.vec && !d.q2.f32)) && (FP8 || d.rope_ratio == 1.f);
-    if (plain) load_q_rows<LAT, N, RB, FP8, WARPS>(d, smem, sm);
+    if (bar) {
+        mbar_wait(bar, phase);
+        if (FP8) narrow_q<LAT, N, RB, WARPS>(d, smem, sm);
+    } else if (plain) load_q_rows<LAT, N, RB, FP8, WARPS>(d, smem, sm);
     else load_q_any<LAT, N, RB, FP8, WARPS>(d, smem, sm);
     if (threadIdx.x < N) {
         if (FP8) colscale[threadIdx.x] = d.scale * pow2f(row_exponent(colscale[threadIdx.x]));
@@ -275,6 +297,14 @@ static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, cons
     }
 }
 
+/* End of a block's pages of sequence b. The length is read only where the sequence ends in the block: a load fewer before
+ * most blocks' first page. */
+static __device__ __forceinline__ int piece_end(const DecodeP &d, int b, int2 to)
+{
+    int end = to.y;
+    if (b != to.x) end = (d.len[b] + 63) >> 6;
+    return end;
+}
 /* The copying warp: pages of the block's share, box by box, as slots come free. */
 template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
@@ -289,7 +319,7 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     int slot = 0;
     uint32_t phase = 0;
     for (int b = from.x; b <= to.x && b < d.B; b++) {
-        const int n = (d.len[b] + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
+        const int i0 = b == from.x ? from.y : 0, i1 = piece_end(d, b, to);
         for (int at = i0; at < i1; at += 32) {
             const int mine = at + lane < i1 ? d.table[b * d.table_stride + at + lane] : 0;
             const int m = min(32, i1 - at);

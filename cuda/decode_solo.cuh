@@ -44,6 +44,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
     /* A barrier's parity tells two uses of a slot apart, not three: a warpgroup looks at the boxes of its page only after
      * the owner of the page before has seen all of its own, so no slot can be a whole use behind. */
     __device__ __forceinline__ uint32_t order_bar(int of) const { return base + sm.bars + (2 * d.slots + of) * 8; }
+    __device__ __forceinline__ uint32_t query_bar(void) const { return order_bar(7); } /* behind turns and exchanges */
     __device__ __forceinline__ void take_turn(bool first)
     {
         if (SPLIT || first) return;
@@ -361,42 +362,45 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
         for (int j = 0; j < NC; j++) m[j] = -CUDART_INF_F, l[j] = 0.f;
     }
 
-    /* l becomes the warpgroup's sum over its tokens. */
-    __device__ __forceinline__ void total()
+    /* What a thread needs at the end of a piece lies where P was (every product with it is done): a warpgroup's maxima, then
+     * the factors of all its columns and where each row goes (NULL: nowhere). */
+    __device__ __forceinline__ float *maxima(int of) const { return (float *)(smem + sm.p) + of * N * 32; }
+    __device__ __forceinline__ float *factors(void) const { return (float *)(smem + sm.p + 512); }
+    __device__ __forceinline__ char **targets(void) const { return (char **)(smem + sm.p + 1024); }
+    /* A thread for every column of every warpgroup: sums over warps and warpgroups, log-sum-exp, factor and target. */
+    __device__ __forceinline__ void conclude(int b, bool whole, int part_slot)
     {
+        static_assert(NW * N <= 128 && NT * 8 + 1024 <= N * 128, "three tables in a P");
         column_reduce<false>(l);
-        const float2 *red = (const float2 *)(smem + sm.red) + wg * N * 2;
+        if (w == 0 && g == 0)
 #pragma unroll
-        for (int i = 0; i < NC; i++) l[i] = 0.f;
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) l[2 * j] += red[(4 * j + c) * 4 + i].x, l[2 * j + 1] += red[(4 * j + c) * 4 + i].y;
-    }
-
-    /* Per column: the factor that brings this warpgroup's O to the common maximum, and the block's m and l. */
-    __device__ __forceinline__ void common_max(float (&f)[NC])
-    {
-        float *stat = (float *)(smem + sm.p) + wg * 2 * N; /* P is free: every product with it is done */
+            for (int i = 0; i < NC; i++) maxima(wg)[8 * (i >> 1) + 2 * c + (i & 1)] = m[i];
         bar_sync(BAR_ALL, ALL);
-#pragma unroll
-        for (int i = 0; i < NC; i++) {
-            const int n = 8 * (i >> 1) + 2 * c + (i & 1);
-            if (w == 0 && g == 0) stat[n] = m[i], stat[N + n] = l[i];
-        }
-        bar_sync(BAR_ALL, ALL);
-#pragma unroll
-        for (int i = 0; i < NC; i++) {
-            const float *st = (const float *)(smem + sm.p) + 8 * (i >> 1) + 2 * c + (i & 1);
-            float mx = -CUDART_INF_F, sum = 0.f;
-#pragma unroll
-            for (int k = 0; k < NW; k++) mx = fmaxf(mx, st[k * 2 * N]);
+        if (threadIdx.x < NW * N) {
+            const int own = threadIdx.x / N, n = threadIdx.x % N, col = SPLIT ? (int)threadIdx.x : n, row = blockIdx.y * NT + col;
+            const float mine = maxima(own)[n];
+            float mx = mine, sum = 0.f;
+            for (int k = 0; k < NW; k++) mx = SPLIT ? mx : fmaxf(mx, maxima(k)[n]);
             const float use = mx == -CUDART_INF_F ? 0.f : mx;
-#pragma unroll
-            for (int k = 0; k < NW; k++) sum += st[k * 2 * N + N] * exp2_fast(st[k * 2 * N] - use);
-            f[i] = exp2_fast(m[i] - use);
-            m[i] = mx, l[i] = sum;
+            for (int k = 0; k < NW; k++) {
+                const float *red = (const float *)(smem + sm.red) + k * N * 4 + (n >> 1) * 8 + (n & 1);
+                const float x = red[0] + red[2] + red[4] + red[6];
+                if (!SPLIT) sum += x * exp2_fast(maxima(k)[n] - use);
+                else if (k == own) sum = x;
+            }
+            const float inv = sum > 0.f ? d.out_scale / sum : (sum == 0.f ? 0.f : sum); /* NaN stays NaN */
+            factors()[threadIdx.x] = exp2_fast(mine - use) * inv;
+            if (SPLIT || own == 0) {
+                const bool real = row < d.rows && b >= 0;
+                const int tk = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
+                const size_t part = (((size_t)part_slot * NT + col) * CL + rank) * LAT, o = (size_t)(b * d.o.b + tk * d.o.t + h * d.o.h) + rank * LAT;
+                targets()[col] = !real ? NULL : whole ? (char *)d.o.p + o * (d.o.f32 ? 4 : 2) : (char *)(d.po + part);
+                const float lse2 = sum > 0.f || sum != sum ? mx + log2f(sum) : -CUDART_INF_F;
+                if (real && !rank && !whole) d.plse[(size_t)part_slot * NT + col] = lse2;
+                else if (real && !rank && d.lse) d.lse[((size_t)b * d.s_q + tk) * d.H + h] = lse2 * 0.693147180559945f;
+            }
         }
+        bar_sync(BAR_ALL, ALL);
     }
 
     /* This warpgroup's O of one half of the latents, times f, into (or onto) rows of HALF + 4 floats: the padding puts
@@ -425,7 +429,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             }
         }
     }
-    template <int H> __device__ __forceinline__ void write_half(const float (&f)[NC], int b, bool whole, int part_slot)
+    template <int H> __device__ __forceinline__ void write_half(const float (&f)[NC], bool f32, bool wide)
     {
         float *rows = (float *)(smem + sm.q); /* half of O fits the queries' space */
         if (SPLIT) {
@@ -439,18 +443,18 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             }
 #pragma unroll 1
         for (int i = threadIdx.x; i < NT * (HALF / 4); i += ALL) {
-            const int n = i / (HALF / 4), at = i % (HALF / 4) * 4, row = blockIdx.y * NT + n;
-            if (row >= d.rows) break;
+            const int n = i / (HALF / 4), at = i % (HALF / 4) * 4;
+            char *to = targets()[n];
+            if (!to) break;
             const float4 x = *(const float4 *)(rows + n * LDH + at);
-            if (!whole) {
-                *(float4 *)(d.po + (((size_t)part_slot * NT + n) * CL + rank) * LAT + H * HALF + at) = x;
+            if (wide) {
+                *(float4 *)((float *)to + H * HALF + at) = x;
                 continue;
             }
-            const size_t o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + rank * LAT + H * HALF + at;
-            store_f32((void *)d.o.p, d.o.f32, o, x.x);
-            store_f32((void *)d.o.p, d.o.f32, o + 1, x.y);
-            store_f32((void *)d.o.p, d.o.f32, o + 2, x.z);
-            store_f32((void *)d.o.p, d.o.f32, o + 3, x.w);
+            store_f32(to, f32, H * HALF + at, x.x);
+            store_f32(to, f32, H * HALF + at + 1, x.y);
+            store_f32(to, f32, H * HALF + at + 2, x.z);
+            store_f32(to, f32, H * HALF + at + 3, x.w);
         }
         bar_sync(BAR_ALL, ALL);
     }
@@ -504,30 +508,26 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
     /* whole: the block saw every page of the sequence and writes the output itself; otherwise a partial for the merge. */
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
     {
+        const bool f32 = !whole || d.o.f32;
         float f[NC];
-        char *rows[NC]; /* DIRECT: where this thread's columns go, NULL: nowhere */
-        total();
-        if constexpr (!SPLIT) common_max(f);
-        else bar_sync(BAR_ALL, ALL);
+        conclude(b, whole, part_slot);
 #pragma unroll
-        for (int k = 0; k < NC; k++) {
-            const float inv = l[k] > 0.f ? d.out_scale / l[k] : (l[k] == 0.f ? 0.f : l[k]); /* NaN stays NaN */
-            f[k] = SPLIT ? inv : f[k] * inv;
-            const int n = (SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1), row = blockIdx.y * NT + n, at = rank * LAT + 16 * w + g;
-            const size_t part = ((size_t)part_slot * NT + n) * CL * LAT + at,
-                         o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + at;
-            rows[k] = row >= d.rows ? NULL : whole ? (char *)d.o.p + o * (d.o.f32 ? 4 : 2) : (char *)(d.po + part);
-            if (row >= d.rows || w || g || (!SPLIT && wg) || rank) continue;
-            const float lse2 = l[k] > 0.f || l[k] != l[k] ? m[k] + log2f(l[k]) : -CUDART_INF_F;
-            if (!whole) d.plse[(size_t)part_slot * NT + n] = lse2;
-            else if (d.lse) d.lse[((size_t)b * d.s_q + row / d.Hg) * d.H + blockIdx.z * d.Hg + row % d.Hg] = lse2 * 0.693147180559945f;
+        for (int j = 0; j < N / 8; j++) {
+            const float2 x = *(const float2 *)(factors() + wg * N + 8 * j + 2 * c);
+            f[2 * j] = x.x, f[2 * j + 1] = x.y;
         }
         if constexpr (DIRECT) {
-            if (!whole || d.o.f32) write_rows<true>(rows, f);
+            char *rows[NC]; /* where this thread's columns go */
+#pragma unroll
+            for (int k = 0; k < NC; k++) {
+                char *to = targets()[(SPLIT ? wg * N : 0) + 8 * (k >> 1) + 2 * c + (k & 1)];
+                rows[k] = to ? to + (16 * w + g) * (f32 ? 4 : 2) : NULL;
+            }
+            if (f32) write_rows<true>(rows, f);
             else write_rows<false>(rows, f);
         } else {
-            write_half<0>(f, b, whole, part_slot);
-            write_half<1>(f, b, whole, part_slot);
+            write_half<0>(f, f32, !whole || (d.o.f32 && d.o.vec));
+            write_half<1>(f, f32, !whole || (d.o.f32 && d.o.vec));
         }
     }
 };

@@ -10,32 +10,35 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
     using S = Solo<LAT, N, RB, FP8, NW, SPLIT, CL>;
     S k(d, smem, sm);
     const int part = blockIdx.x / CL;
-    constexpr bool DRY = LAT < 512 || NW == 2; /* three warpgroups of wide sums have no registers for it */
     int2 from = make_int2(0, 0), to = from;
-    if (!DRY) {
+    uint32_t done = 0, pieces = 0; /* pages and number of this block's earlier sequences */
+    const uint32_t bar = d.maps ? k.query_bar() : 0;
+    auto share = [&] {
         grid_wait();
         from = part_begin(d, part), to = part_begin(d, part + 1);
-    }
-    uint32_t done = 0; /* pages of this block's earlier sequences */
-    /* b = -1: queries of nobody, while the kernel before ends: it brings the instructions near. */
-    for (int b = DRY ? -1 : from.x; (DRY && b < 0) || (b <= to.x && b < d.B); b++) {
-        const int len = DRY && b < 0 ? 0 : d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
-        if (!(DRY && b < 0) && i0 >= i1) continue;
-        bar_sync(BAR_ALL, S::ALL);
-        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT);
+    };
+    int b = -1; /* without maps: queries of nobody, while the kernel before ends: it brings the instructions near */
+    if (bar) share(), b = from.x;
+    for (; b < 0 || (b <= to.x && b < d.B); b++) {
+        const int i0 = b == from.x ? from.y : 0, i1 = b < 0 ? 1 : piece_end(d, b, to);
+        if (i0 >= i1) continue;
+        const int len = b < 0 ? 0 : d.len[b];
         fence_async_smem();
         bar_sync(BAR_ALL, S::ALL);
-        if (DRY && b < 0) {
-            grid_wait();
-            from = part_begin(d, part), to = part_begin(d, part + 1);
+        if (bar && threadIdx.x == 0) fetch_q<LAT, S::NT, RB>(d, smem_u32(smem) + sm.q, bar, b, k.rank * LAT);
+        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT, 0, bar, pieces & 1);
+        fence_async_smem();
+        bar_sync(BAR_ALL, S::ALL);
+        if (b < 0) {
+            share();
             b = from.x - 1;
             continue;
         }
         k.begin();
         k.pages(i0, i1, len, done);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
-        done += (uint32_t)(i1 - i0);
-        k.finish(b, i0 == 0 && i1 == n,
+        done += (uint32_t)(i1 - i0), pieces++;
+        k.finish(b, i0 == 0 && i1 == (len + 63) >> 6,
                  ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / CL) + part) * 2 + (i0 > 0 ? 0 : 1));
     }
 }
@@ -54,7 +57,7 @@ __global__ void __launch_bounds__(NW * 128 + 128, 1)
     const DecodeSmem sm(NT, LAT / 64 + RB, d.slots, ALONE, ROWS8 ? decode_unit(LAT, RB) : BOX, CL);
     const uint32_t base = smem_u32(smem);
     if (threadIdx.x == 0)
-        for (int i = 0; i < NW * (CL > 1 ? 3 : 1); i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1);
+        for (int i = 0; i < 8; i++) mbar_init(base + sm.bars + (2 * d.slots + i) * 8, 1); /* turns, exchanges, queries */
     init_ring(base + sm.bars, d.slots, SPLIT ? 4 * NW : 4);
     if (CL > 1) cluster_sync();
     if (threadIdx.x >= NW * 128) {

@@ -113,6 +113,10 @@ static void hard_values(void)
         for (int &n : many) n += 3;
         one({"300 short, 48 rows", t, 512, 64, 1, 12, 1, 4, many, 2.f, false, 5, 1.f}, 22, 0);
         one({"300 short, 96 rows", t, 512, 64, 1, 24, 1, 4, many, 2.f, false, 5, 1.f}, 22, 0);
+        one({"one sequence, every SM", t, 512, 64, 1, 24, 1, 1, {20000}, 2.f, false, 5, 1.f}, 33, 0);
+        std::vector<int> alike(128, 640); /* the plan gives each a part of its own */
+        alike[77] = 601;
+        one({"128 alike", t, 512, 64, 1, 24, 1, 1, alike, 2.f, false, 5, 1.f}, 34, 0);
         one({"1500 tiny", t, 256, 64, 1, 16, 1, 1, std::vector<int>(1500, 3), 2.f, false, 5, 1.f}, 17, 0);
     }
 }
@@ -183,7 +187,7 @@ static void refusals(void)
 /* "kernels FIRST STEP": only those of every_kernel, for a checker that takes its time. */
 int main(int argc, char **argv)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 391);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 399);
     if (argc == 4 && !strcmp(argv[1], "kernels")) {
         every_kernel(atoi(argv[2]), atoi(argv[3]));
         return cut_end("cuda_decode");

@@ -1,0 +1,106 @@
+/* The merge of a decode: partial outputs of sequences that several parts share become outputs. */
+#include <math_constants.h>
+
+#include "cuda/check.cuh"
+#include "cuda/decode_dev.cuh"
+#include "cuda/ptx.cuh"
+
+/* MERGE_PARTS: parts a warp fetches at once. MERGE_WARPS: most warps of a block, by their shared memory. */
+enum { MERGE_WARPS = 24, MERGE_SHARE = 8, MERGE_PARTS = 18, SMEM_SM = 228 << 10 };
+
+/* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. A warp takes 128 latents of a row; SHARE
+ * warps take its parts in turn. All of a round's parts are fetched at once, before their weights are known. One block an SM:
+ * a few SMs' share of the bandwidth would take longer. */
+template <int SHARE> static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __grid_constant__ DecodeP d, int N, int tiles, int lat, int items)
+{
+#ifdef MLA_HOPPER
+    extern __shared__ __align__(128) float4 fetched[]; /* (warp, part of the round, lane) */
+    __shared__ float4 sums[SHARE > 1 ? SHARE : 1][32];
+    __shared__ float tot[SHARE > 1 ? SHARE : 1];
+    __shared__ uint64_t full[MERGE_WARPS];
+    const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, each = blockDim.x / 32 / SHARE, chunks = lat / 128; /* each: items of a block */
+    const uint32_t bar = smem_u32(&full[w]);
+    float4 *mine = fetched + w * MERGE_PARTS * 32;
+    uint32_t phase = 0;
+    if (lane == 0) {
+        mbar_init(bar, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    grid_release(); /* the next decode may be launched: it waits, too */
+    grid_wait();
+    for (int first = blockIdx.x * each; first < items; first += gridDim.x * each) {
+        const int it = first + w / SHARE, chunk = it % chunks, row = it / chunks % d.rows, z = it / chunks / d.rows, b = z % d.B, grp = z / d.B;
+        const int2 sp = it < items ? part_split(d, b) : make_int2(0, 0);
+        const bool any = sp.x != sp.y;
+        const size_t base = (size_t)(grp * tiles + row / N) * d.parts;
+        auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + row % N; };
+        const int last = any ? sp.y : -1;
+        float mx = -CUDART_INF_F, sum = 0.f;
+        float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int p0 = sp.x + w % SHARE; p0 <= last; p0 += MERGE_PARTS * SHARE) {
+            const int n = min((int)MERGE_PARTS, (last - p0) / SHARE + 1), p = p0 + lane * SHARE;
+            if (lane == 0) mbar_expect(bar, n * 512);
+            __syncwarp();
+            if (lane < n) bulk_get(smem_u32(mine + lane * 32), d.po + slot(p) * lat + chunk * 128, 512, bar);
+            const float e = lane < n ? d.plse[slot(p)] : -CUDART_INF_F;
+            if (p0 == sp.x + w % SHARE) { /* the largest of all parts */
+                for (int i = sp.x + lane; i <= last; i += 32) mx = fmaxf(mx, d.plse[slot(i)]);
+                for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
+            }
+            const float weight = exp2f(e - (mx == -CUDART_INF_F ? 0.f : mx));
+            mbar_wait(bar, phase);
+            phase ^= 1;
+            for (int i = 0; i < n; i++) {
+                const float k = __shfl_sync(~0u, weight, i);
+                const float4 v = mine[i * 32 + lane];
+                x.x += k * v.x, x.y += k * v.y, x.z += k * v.z, x.w += k * v.w;
+                sum += k;
+            }
+            __syncwarp(); /* the next round overwrites what all lanes have read */
+        }
+        if (SHARE > 1) { /* one item a block: its warps' sums in their order */
+            sums[w][lane] = x;
+            if (lane == 0) tot[w] = sum;
+            __syncthreads();
+            for (int i = 1; i < SHARE && w == 0; i++) {
+                const float4 y = sums[i][lane];
+                x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
+                sum += tot[i];
+            }
+            __syncthreads();
+        }
+        if (w % SHARE || !any) continue;
+        const float inv = sum != 0.f ? 1.f / sum : 0.f;
+        const int t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
+        const size_t oo = (size_t)(b * d.o.b + t * d.o.t + h * d.o.h) + chunk * 128 + lane * 4;
+        const float y[4] = {x.x * inv, x.y * inv, x.z * inv, x.w * inv};
+        for (int i = 0; i < 4; i++) store_f32((void *)d.o.p, d.o.f32, oo + i, y[i]);
+        if (lane == 0 && chunk == 0 && d.lse)
+            d.lse[((size_t)b * d.s_q + t) * d.H + h] = (sum != 0.f ? mx + log2f(sum) : -CUDART_INF_F) * 0.693147180559945f;
+    }
+#endif
+}
+
+/* One block on every SM where that is enough; its warps follow. Many parts of a sequence: MERGE_SHARE warps take an item. */
+mla_status decode_merge(const DecodeP &p, int N, int tiles, int lat, cudaStream_t stream, mla_err *err)
+{
+    int dev = 0, sms = 0;
+    mla_status st = cu_ok(cudaGetDevice(&dev), "decode: merge", err);
+    if (!st) st = cu_ok(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, dev), "decode: merge", err);
+    if (st) return st;
+    const bool share = p.parts > 20 * p.B;
+    const int items = lat / 128 * p.rows * p.B * (p.H / p.Hg), spread = (items + sms - 1) / sms,
+              warps = share ? (int)MERGE_SHARE : spread < MERGE_WARPS ? spread : (int)MERGE_WARPS, blocks = share ? items : (items + warps - 1) / warps;
+    const size_t need = (size_t)warps * MERGE_PARTS * 512, alone = SMEM_SM / 2;
+    const int most = need + 8192 > alone ? sms : 2 * sms; /* stand on the GPU at once */
+    const auto kernel = share ? merge_parts<MERGE_SHARE> : merge_parts<1>;
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t cfg = {};
+    cfg.gridDim = dim3((unsigned)(blocks < most ? blocks : most)), cfg.blockDim = dim3((unsigned)warps * 32);
+    cfg.dynamicSmemBytes = need < alone && blocks <= sms ? alone : need, cfg.stream = stream, cfg.attrs = &early, cfg.numAttrs = 1;
+    st = cu_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)cfg.dynamicSmemBytes), "decode: shared memory", err);
+    return st ? st : cu_ok(cudaLaunchKernelEx(&cfg, kernel, p, N, tiles, lat, items), "decode: merge", err);
+}
