@@ -43,6 +43,32 @@ static void weigh(double *X, const double *D, const frame *fr)
     product(X + keys * r, ab->L, D + keys * r, ab->rot->G * d, r);
 }
 
+enum { LINE = 16 }; /* columns at a time */
+
+/* e (LINE) -= sum_k l_k E_k over `count` rows E_k (ld). */
+static void subtract_rows(double e[LINE], const double *l, const double *E, size_t ld, size_t count)
+{
+    double v[LINE];
+    memcpy(v, e, sizeof v);
+    for (size_t k = 0; k < count; k++)
+        for (size_t j = 0; j < LINE; j++) v[j] -= l[k] * E[k * ld + j];
+    memcpy(e, v, sizeof v);
+}
+
+/* E (r, n) := L^-1 E by forward substitution. */
+static void substitute(double *E, const double *L, size_t r, size_t n)
+{
+    for (size_t j0 = 0; j0 < n; j0 += LINE)
+        for (size_t i = 0; i < r; i++) {
+            double *e = E + i * n + j0;
+            size_t m = n - j0 < LINE ? n - j0 : LINE;
+            if (m == LINE) subtract_rows(e, L + i * r, E + j0, n, i);
+            for (size_t k = 0; m < LINE && k < i; k++)
+                for (size_t j = 0; j < m; j++) e[j] -= L[i * r + k] * E[k * n + j0 + j];
+            for (size_t j = 0; j < m; j++) e[j] /= L[i * r + i];
+        }
+}
+
 /* With L L^T = E C E^T and V the eigenvectors of L^T D^T Lambda D L: E' = V^T L^-1 E, D' = D L V.
  * E (r, n), D (nd, r) in fp64, in place; buf (max(n, nd) r + 2 r r). */
 static mla_status regauge(double *E, double *D, const frame *fr, double *buf, mla_err *err)
@@ -57,9 +83,7 @@ static mla_status regauge(double *E, double *D, const frame *fr, double *buf, ml
         mla_free(w);
         return st;
     }
-    for (size_t i = 0; i < r; i++) /* E := L^-1 E by forward substitution */
-        for (size_t k = 0; k <= i; k++)
-            for (size_t j = 0; j < n; j++) E[i * n + j] = k < i ? E[i * n + j] - L[i * r + k] * E[k * n + j] : E[i * n + j] / L[i * r + i];
+    substitute(E, L, r, n);
     mla_dgemm(&(mla_dgemm_args){.M = nd, .N = r, .K = r, .alpha = 1, .a = D, .lda = r, .b = L, .ldb = r, .c = X, .ldc = r});
     memcpy(D, X, nd * r * sizeof *D);
     weigh(X, D, fr);

@@ -321,6 +321,28 @@ double mla_solution_k_share(const mla_solution *s, size_t r)
     return k / (double)(r * s->groups);
 }
 
+/* Q (n, n) = I - D E, each number one sum over k in order; a line of E's columns at a time, for the cache. */
+static void rest_of(double *Q, const float *D, const float *E, size_t n, size_t r)
+{
+    enum { LINE = 16 };
+    for (size_t j0 = 0; j0 < n; j0 += LINE) {
+        size_t m = n - j0 < LINE ? n - j0 : LINE;
+        for (size_t i = 0; i < n; i++) {
+            double v[LINE] = {0};
+            if (i >= j0 && i < j0 + m) v[i - j0] = 1;
+            for (size_t k = 0; k < r; k++) {
+                const float *e = E + k * n + j0;
+                double d = D[i * r + k];
+                if (m == LINE)
+                    for (size_t x = 0; x < LINE; x++) v[x] -= d * e[x];
+                else
+                    for (size_t x = 0; x < m; x++) v[x] -= d * e[x];
+            }
+            memcpy(Q + i * n + j0, v, m * sizeof *v);
+        }
+    }
+}
+
 mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *held, mla_err *err)
 {
     size_t n = s->n, r = f->r;
@@ -335,12 +357,7 @@ mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_facto
     *out = 0;
     for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
         const float *E = f->E + a * r * n, *D = f->D + a * n * r;
-        for (size_t i = 0; i < n; i++) /* Q = I - D E */
-            for (size_t j = 0; j < n; j++) {
-                double v = i == j;
-                for (size_t k = 0; k < r; k++) v -= (double)D[i * r + k] * E[k * n + j];
-                Q[i * n + j] = v;
-            }
+        rest_of(Q, D, E, n, r);
         for (size_t i = 0; i < n; i++) { /* second moment of y - mu_fit on the held-out tokens */
             size_t fi = mla_group_feature(held, s->groups, a, i);
             double di = mu[fi] - f->mu[a * n + i];
