@@ -105,6 +105,9 @@ mla_status codes_decode(mla_cuda *c, const mla_weight *w, void *to, size_t row0,
 mla_status codes_find_odd(const mla_weight *w, int *bad, cudaStream_t stream, mla_err *err);
 mla_status codes_embed(mla_cuda *c, const mla_weight *w, float *y, const int32_t *ids, size_t T, mla_err *err);
 bool codes_few_fits(const mla_weight *w, size_t T);
+/* The same on the tensor cores (codes_mma.cu). */
+bool codes_mma_fits(const mla_weight *w, size_t T);
+mla_status codes_mma_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
@@ -114,6 +117,22 @@ mla_status many_run(mla_cuda *c, const mla_norm_args *norm, const mla_linear_job
 mla_status many_mlp(mla_cuda *c, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err);
 /* Outputs of a tile: their weights take at most TILE_BYTES. */
 size_t tile_outputs(const mla_weight *w);
+/* A layer of codes, tile by tile of its outputs: each is decoded to scratch and handed to product(part, its arguments). */
+template <class F> static inline mla_status each_tile(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err, F product)
+{
+    char *tile;
+    const size_t fit = tile_outputs(w), most = fit < w->out ? fit : w->out;
+    mla_status st = cu_tile(c, most * (w->precision == MLA_PREC_F32 ? w->in * 4 : w->in8 * 2), "packed weight", &tile, err);
+    for (size_t o = 0; !st && o < w->out; o += most) {
+        const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
+        mla_linear_args b = *a;
+        b.y = mla_at(a->y, o);
+        if (a->bias) b.bias = mla_at(a->bias, o);
+        st = codes_decode(c, w, tile, o, part.out, err);
+        if (!st) st = product(&part, &b);
+    }
+    return st;
+}
 mla_status trellis_new(mla_weight *w, const mla_coded *c, mla_err *err);
 mla_status trellis_sides(mla_weight *w, const mla_coded *c, cudaStream_t stream, mla_err *err);
 mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);

@@ -1,5 +1,6 @@
 /* Packed weights: rows of codes as they stand on the device, decoded in tiles for many tokens, and multiplied as they are
  * with a few. A packed matrix takes its stored bytes; a tile is scratch. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,39 @@ static bool part(size_t *total, int *at, size_t n, size_t size)
     return !__builtin_mul_overflow(n, size, &bytes) && !__builtin_add_overflow(*total, (bytes + 15) / 16 * 16, total) && *total <= INT32_MAX;
 }
 
+/* Whether bf16 holds x. */
+static bool in_bf16(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return !(u & 0xffff) && isfinite(x);
+}
+static uint32_t pair_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u >> 16 | (u & 0xffff0000u);
+}
+/* log2 of a group's octets, 31: one for the row, -1: neither. */
+static int shift_of(int group) { return !group ? 31 : group & (group - 1) ? -1 : __builtin_ctz((unsigned)group); }
+
+/* What codes_mma.cu needs to know, when it can serve the layer: groups of 16, 32, 64 .. or the whole row, values that bf16 holds. */
+static void for_mma(Codes *d)
+{
+    const int bits = code_bits_a(d->code) + code_bits_b(d->code), low = (1 << code_bits_a(d->code)) - 1;
+    d->shift = shift_of(d->group), d->super_shift = shift_of(d->super_group);
+    if (mla_code_bare(d->code) || d->shift < 1 || d->super_shift < 0) return;
+    if (bits < 8) {
+        auto value = [&](int n) { return d->lo[n & low] + (code_bits_b(d->code) ? d->hi[n >> code_bits_a(d->code)] : 0.f); };
+        const float b = value(0), a = value(1) - b;
+        bool line = in_bf16(a) && in_bf16(b - 128 * a), exact = true;
+        for (int n = 0; n < 1 << bits; n++) exact &= in_bf16(value(n)), line &= value(n) == a * (float)n + b;
+        if (!exact || (!line && d->code != MLA_CODE_NIBBLE)) return;
+        d->table_pairs = !line, d->mul = pair_of(a), d->add = pair_of(b - 128 * a);
+    }
+    d->vector = code_vector(d->code);
+}
+
 mla_status codes_new(mla_weight *w, const mla_coded *c, mla_err *err)
 {
     const size_t octets = (c->in + 7) / 8, groups = mla_code_bare(c->code) ? 0 : (c->in + c->group - 1) / c->group, supers = c->super_group ? (c->in + c->super_group - 1) / c->super_group : 0;
@@ -50,16 +84,17 @@ mla_status codes_new(mla_weight *w, const mla_coded *c, mla_err *err)
     d->code = c->code, d->scale = c->scale, d->offset = c->offset;
     memcpy(d->lo, c->lo, sizeof d->lo);
     memcpy(d->hi, c->hi, sizeof d->hi);
+    for_mma(d);
     return MLA_OK;
 }
 
 /* The low `bits` of codes, from bit `from` on, eight codes in `bits` bytes. */
-static void put_plane(uint8_t *to, const uint8_t *code, size_t in, int from, int bits)
+static void put_plane(const Codes *d, uint8_t *to, const uint8_t *code, size_t in, int from, int bits)
 {
-    for (size_t o = 0; o * 8 < in; o++, to += bits) {
+    for (size_t o = 0; o * 8 < in; o++) {
         uint64_t v = 0;
         for (size_t i = 0; i < 8 && o * 8 + i < in; i++) v |= (uint64_t)(code[o * 8 + i] >> from & ((1 << bits) - 1)) << bits * (int)i;
-        memcpy(to, &v, (size_t)bits); /* little-endian */
+        memcpy(to + (size_t)octet_place(*d, (int)o) * (size_t)bits, &v, (size_t)bits); /* little-endian */
     }
 }
 
@@ -80,9 +115,8 @@ mla_status codes_row(const mla_weight *w, const mla_coded *c, size_t row, uint8_
     const mla_status st = c->fill(c, c->row_of ? c->row_of(c->map, row) : row, &r, err);
     if (st) return st;
     if (a == 16) memcpy(to, room, c->in * 2);
-    else if (a == 8) memcpy(to, room, c->in);
-    else put_plane(to, room, c->in, 0, a);
-    if (b) put_plane(to + d->b, room, c->in, a, b);
+    else put_plane(d, to, room, c->in, 0, a);
+    if (b) put_plane(d, to + d->b, room, c->in, a, b);
     return MLA_OK;
 }
 
@@ -187,7 +221,7 @@ mla_status codes_embed(mla_cuda *c, const mla_weight *w, float *y, const int32_t
     return launched("embed", err);
 }
 
-/* ---- multiplied as they are: tokens rounded to bf16 in shared memory, a warp per ROWS rows, an octet a lane at a time */
+/* ---- multiplied as they are where codes_mma.cu does not serve: tokens rounded to bf16 in shared memory, a warp per ROWS rows, an octet a lane at a time */
 
 struct Few {
     const float *x, *bias;
@@ -248,11 +282,12 @@ template <mla_code CODE, int T> static mla_status run_few(mla_cuda *c, const Cod
     return launched("packed weight", err);
 }
 
-bool codes_few_fits(const mla_weight *w, size_t T) { return w->codes && T <= 8 && (size_t)w->codes->octets * 16 <= X_BYTES; }
+bool codes_few_fits(const mla_weight *w, size_t T) { return codes_mma_fits(w, T) || (w->codes && T <= 8 && (size_t)w->codes->octets * 16 <= X_BYTES); }
 
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
     const Codes *d = w->codes;
+    if (codes_mma_fits(w, a->T)) return codes_mma_run(c, w, a, err);
     const size_t fit = (size_t)X_BYTES / ((size_t)d->octets * 16), at_once = fit < a->T ? fit : a->T;
     mla_status st = MLA_OK;
     for (size_t t = 0; !st && t < a->T; t += at_once) {

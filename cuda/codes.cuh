@@ -20,6 +20,10 @@ struct Codes {
     mla_code code;
     mla_scale_kind scale;
     mla_offset_kind offset;
+    /* For codes_mma.cu. vector: octets of a lane's 16 bytes (code_vector), 0: this layer is not for it. shift: log2 of group and
+     * super_group, 31: one for the row. table_pairs: values by a table; otherwise v = a n + b as bf16 pairs (a, a), (b - 128 a) twice. */
+    int vector, shift, super_shift, table_pairs;
+    uint32_t mul, add;
     float lo[16], hi[16];
 };
 
@@ -32,12 +36,25 @@ static inline __host__ __device__ int code_bits_a(mla_code c)
 }
 static inline __host__ __device__ int code_bits_b(mla_code c) { return c == MLA_CODE_NIBBLE_BIT || c == MLA_CODE_CRUMB_BIT ? 1 : c == MLA_CODE_NIBBLE_CRUMB ? 2 : 0; }
 
+/* Octets in 16 bytes of plane a. */
+static inline __host__ __device__ constexpr int code_vector(mla_code c)
+{
+    return c == MLA_CODE_CRUMB || c == MLA_CODE_CRUMB_BIT ? 8 : c == MLA_CODE_INT8 || c == MLA_CODE_E4M3 ? 2 : 4;
+}
+/* Where octet o stands in planes a and b: whole blocks of 4 V are transposed, so that 16 bytes of place 4 V k + V q hold the
+ * q-th octet of each of the block's V runs of four. */
+static inline __host__ __device__ int octet_place(const Codes &c, int o)
+{
+    const int v = c.vector;
+    if (!v || o / (4 * v) >= c.octets / (4 * v)) return o;
+    return o / (4 * v) * (4 * v) + o % 4 * v + o / 4 % v;
+}
+
 static __device__ __forceinline__ float half_at(const uint8_t *p, int i) { return __half2float(((const __half *)p)[i]); }
 
-/* s and m of octet o of a row. */
-static __device__ __forceinline__ void code_scale(const Codes &c, const uint8_t *row, int o, float *s, float *m)
+/* s and m of group g within super group u of a row; table: of MLA_SCALE_TABLE. */
+static __device__ __forceinline__ void code_scale_at(const Codes &c, const uint8_t *row, int g, int u, const float *table, float *s, float *m)
 {
-    const int g = c.group ? o / c.group : 0, u = c.super_group ? o / c.super_group : 0;
     const uint8_t *at = row + c.scales;
     *m = 0.f;
     switch (c.scale) {
@@ -45,7 +62,7 @@ static __device__ __forceinline__ void code_scale(const Codes &c, const uint8_t 
     case MLA_SCALE_F32: *s = ((const float *)at)[g]; break;
     case MLA_SCALE_F16: *s = half_at(at, g); break;
     case MLA_SCALE_BF16: *s = __uint_as_float((uint32_t)((const uint16_t *)at)[g] << 16); break;
-    case MLA_SCALE_TABLE: *s = c.table[at[g]]; break;
+    case MLA_SCALE_TABLE: *s = table[at[g]]; break;
     case MLA_SCALE_SUPER_I8: *s = half_at(row + c.supers, u) * (float)(int8_t)at[g]; break;
     case MLA_SCALE_SUPER_U4: *s = half_at(row + c.supers, u) * (float)(at[g] & 15); break;
     }
@@ -58,11 +75,17 @@ static __device__ __forceinline__ void code_scale(const Codes &c, const uint8_t 
     }
 }
 
+/* The same of octet o. */
+static __device__ __forceinline__ void code_scale(const Codes &c, const uint8_t *row, int o, float *s, float *m)
+{
+    code_scale_at(c, row, c.group ? o / c.group : 0, c.super_group ? o / c.super_group : 0, c.table, s, m);
+}
+
 static __device__ __forceinline__ float e4m3_of(uint32_t b) /* 0x7f and 0xff: NaN */
 {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)b, __NV_E4M3)));
 }
-/* The eight values v of octet o: CODE is code, lo and hi its tables. */
+/* The eight values v of the octet at place o: CODE is code, lo and hi its tables. */
 template <mla_code CODE> static __device__ __forceinline__ void code_values(float (&v)[8], const uint8_t *row, int b, int o, const float *lo, const float *hi)
 {
     if constexpr (CODE == MLA_CODE_NIBBLE || CODE == MLA_CODE_NIBBLE_BIT || CODE == MLA_CODE_NIBBLE_CRUMB) {
@@ -101,7 +124,7 @@ template <mla_code CODE> static __device__ __forceinline__ void code_values(floa
 /* The eight weights of octet o, the very numbers of the format. */
 template <mla_code CODE> static __device__ __forceinline__ void code_weights(float (&w)[8], const Codes &c, const uint8_t *row, int o, const float *lo, const float *hi)
 {
-    code_values<CODE>(w, row, c.b, o, lo, hi);
+    code_values<CODE>(w, row, c.b, octet_place(c, o), lo, hi);
     if (CODE == MLA_CODE_BF16 || CODE == MLA_CODE_F16) return;
     float s, m;
     code_scale(c, row, o, &s, &m);

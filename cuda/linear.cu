@@ -175,21 +175,10 @@ mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_arg
     return w->precision == MLA_PREC_F32 ? linear_f32(c, w, a, err) : linear_bf16(c, w, a, err);
 }
 
-/* Codes in f32: tiles of outputs are decoded one after the other, each multiplied as a weight of its own. */
+/* Codes in f32: a tile is a weight of its own. */
 static mla_status linear_codes(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
-    char *tile;
-    const size_t most = tile_outputs(w);
-    mla_status st = cu_tile(c, (most < w->out ? most : w->out) * w->in * 4, "packed weight", &tile, err);
-    for (size_t o = 0; !st && o < w->out; o += most) {
-        const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
-        mla_linear_args b = *a;
-        b.y = mla_at(a->y, o);
-        if (a->bias) b.bias = mla_at(a->bias, o);
-        st = codes_decode(c, w, tile, o, part.out, err);
-        if (!st) st = linear_f32(c, &part, &b, err);
-    }
-    return st;
+    return each_tile(c, w, a, err, [&](const mla_weight *part, const mla_linear_args *b) { return linear_f32(c, part, b, err); });
 }
 
 mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args *a, mla_err *err)

@@ -119,19 +119,8 @@ size_t tile_outputs(const mla_weight *w)
 /* One layer on rounded tokens; codes tile by tile. */
 static mla_status layer(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, const void *x, float *sum, mla_err *err)
 {
-    char *tile;
     if (!w->codes) return product(c, w, a, x, sum, err);
-    const size_t most = tile_outputs(w);
-    mla_status st = cu_tile(c, (most < w->out ? most : w->out) * w->in8 * 2, "packed weight", &tile, err);
-    for (size_t o = 0; !st && o < w->out; o += most) {
-        const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
-        mla_linear_args b = *a;
-        b.y = mla_at(a->y, o);
-        if (a->bias) b.bias = mla_at(a->bias, o);
-        st = codes_decode(c, w, tile, o, part.out, err);
-        if (!st) st = product(c, &part, &b, x, sum, err);
-    }
-    return st;
+    return each_tile(c, w, a, err, [&](const mla_weight *part, const mla_linear_args *b) { return product(c, part, b, x, sum, err); });
 }
 
 static mla_status round_x(mla_cuda *c, __nv_bfloat16 *to, const mla_norm_args *norm, const mla_linear_args *a, const float *up, size_t in, mla_err *err)

@@ -1,17 +1,13 @@
 /* EXL3: y = sv H V' H (su x) / 128. Activations are scaled and transformed in blocks of 128, multiplied with the values V of
- * the codebook, decoded from their rings tile by tile, transformed again and scaled (lib/backend/cpu/trellis.c). */
+ * the codebook, decoded from their rings tile by tile (a few tokens meet them in registers: trellis_few.cu), transformed again
+ * and scaled (lib/backend/cpu/trellis.c). */
 #include <math.h>
 #include <stdlib.h>
 
 #include "cuda/be.cuh"
+#include "cuda/trellis.cuh"
 
-struct Trellis {
-    const uint8_t *tiles; /* (in128 / 16, out128 / 16, 16 twice_k bytes) */
-    const float *su, *sv; /* (in128), (out128), sv over 128 */
-    int in128, out128, twice_k, codebook;
-};
-
-enum { SIDE = 128, THREADS = 256 };
+enum { THREADS = 256 };
 
 mla_status trellis_new(mla_weight *w, const mla_coded *c, mla_err *err)
 {
@@ -129,12 +125,14 @@ mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_arg
     mla_weight part = {out, in, in, 0, w->precision, NULL, NULL, NULL, NULL};
     const size_t fit = tile_outputs(&part) / 16 * 16, most = fit < out ? fit : out;
     char *s;
-    mla_status st = cu_tile(c, x_bytes + y_bytes + most * in * (f32 ? 4 : 2), what, &s, err);
+    const bool few = !f32 && trellis_few_fits(t, a->T);
+    mla_status st = cu_tile(c, x_bytes + y_bytes + (few ? 0 : most * in * (f32 ? 4 : 2)), what, &s, err);
     if (st) return st;
     float *x2 = (float *)s, *y2 = (float *)(s + x_bytes);
     part.data = s + x_bytes + y_bytes;
     side_in<<<grid_of(a->T * in / SIDE, THREADS / 32), THREADS, 0, c->stream>>>(x2, cf32p(a->x), a->ldx, a->T, (int)w->in, t->in128, t->su);
-    for (size_t o = 0; !st && o < out; o += most) {
+    if (few) st = trellis_few(c, t, x2, y2, a->T, err);
+    for (size_t o = 0; !st && !few && o < out; o += most) {
         part.out = most < out - o ? most : out - o;
         const dim3 grid((unsigned)(in / 16), (unsigned)(part.out / 16));
         if (f32) decode_tiles<true><<<grid, THREADS, 0, c->stream>>>(part.data, *t, (int)(o / 16), (int)(part.out / 16));
