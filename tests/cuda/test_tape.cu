@@ -176,7 +176,7 @@ static void refusals(void)
 
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 24);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 27);
     mla_backend_opts oc = {"cpu", 2, MLA_ISA_AUTO}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
