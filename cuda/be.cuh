@@ -111,14 +111,19 @@ mla_status codes_mma_run(mla_cuda *c, const mla_weight *w, const mla_linear_args
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
-/* bf16 layers of many tokens (linear_many.cu): whether they share their tokens and the norm before them can be taken in. */
+/* bf16 layers of many tokens (linear_many.cu): whether they share their tokens and the norm before them can be taken in. The
+ * results of the first `halves` layers are bf16 (ldy in elements, a multiple of 8; neither bias nor sum). */
 bool many_fits(const mla_norm_args *norm, const mla_linear_job *jobs, size_t n);
-mla_status many_run(mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err);
+mla_status many_run(mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, size_t halves, mla_err *err);
+/* One layer whose tokens are x (T, in8) in bf16, with many_room of scratch. */
+size_t many_room(const mla_linear_job *job);
+mla_status many_layer(mla_cuda *c, const mla_linear_job *job, const void *x, char *room, mla_err *err);
+bool many_mlp_fits(const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down);
 mla_status many_mlp(mla_cuda *c, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err);
 /* Outputs of a tile: their weights take at most TILE_BYTES. */
 size_t tile_outputs(const mla_weight *w);
 /* A layer of codes, tile by tile of its outputs: each is decoded to scratch and handed to product(part, its arguments). */
-template <class F> static inline mla_status each_tile(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err, F product)
+template <class F> static inline mla_status each_tile(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err, F product, size_t y_bytes = 4)
 {
     char *tile;
     const size_t fit = tile_outputs(w), most = fit < w->out ? fit : w->out;
@@ -126,7 +131,7 @@ template <class F> static inline mla_status each_tile(mla_cuda *c, const mla_wei
     for (size_t o = 0; !st && o < w->out; o += most) {
         const mla_weight part = {most < w->out - o ? most : w->out - o, w->in, w->in8, 0, w->precision, tile, NULL, NULL, NULL};
         mla_linear_args b = *a;
-        b.y = mla_at(a->y, o);
+        b.y = mla_at_bytes(a->y, o * y_bytes);
         if (a->bias) b.bias = mla_at(a->bias, o);
         st = codes_decode(c, w, tile, o, part.out, err);
         if (!st) st = product(&part, &b);
@@ -165,6 +170,7 @@ mla_status cu_divisor(mla_backend *, const mla_divisor_args *, mla_err *);
 mla_status cu_attention(mla_backend *, const mla_attn_args *, mla_err *);
 mla_status cu_conv(mla_backend *, const mla_conv_args *, mla_err *);
 mla_status cu_gdn(mla_backend *, const mla_gdn_args *, mla_err *);
+mla_status cu_delta(mla_backend *, const mla_norm_args *, const mla_delta_args *, mla_err *);
 mla_status cu_gram(mla_backend *, const mla_gram_args *, mla_err *);
 mla_status cu_moments(mla_backend *, const mla_moments_args *, mla_err *);
 mla_status cu_gated_change(mla_backend *, const mla_change_args *, mla_err *);

@@ -2,13 +2,13 @@
  *
  * Per head and token (S is the state, dk x dv):  S <- e^g S;  delta = beta (v - S' k);  S <- S + k delta';  o = S' q.
  * With u = S' k and r = S' q of the state before the token: delta = beta (v - e^g u), o = e^g r + (k . q) delta, so one
- * pass over the state per token serves both. The chunked form computes the same function: in fp32 it is served by this kernel,
- * with bf16 products by gdn_chunk.cuh. */
+ * pass over the state per token serves both. The chunked form computes the same function and is served by these kernels, too; with
+ * bf16 products the mixer as a whole goes another way (delta.cu). */
 #include "cuda/be.cuh"
-#include "cuda/gdn_chunk.cuh"
+#include "cuda/gdn.cuh"
 #include "cuda/ptx.cuh"
 
-enum { CONV = 128, RUN = 16, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8, SEGMENT = 16384 }; /* up to STEP_TOKENS the fused step is faster */
+enum { CONV = 128, RUN = 16, WARPS = 4, COLS = 4 * WARPS, CHUNK = 16, DK_MAX = 256, STEP_TOKENS = 8 }; /* up to STEP_TOKENS the fused step is faster */
 
 static __device__ __forceinline__ float conv_input(const float *x, const float *state, size_t C, size_t K, size_t c, long long t)
 {
@@ -204,21 +204,6 @@ template <int R> static mla_status run_tokens(const GdnP &p, cudaStream_t stream
     return launched("delta net", err);
 }
 
-/* Segments of SEGMENT tokens, so that scratch is bounded; the state waits between them in fp32, as between chunks. */
-static mla_status in_chunks(mla_cuda *c, const mla_gdn_args *a, mla_err *err)
-{
-    const size_t width = (2 * a->nk + a->nv) * GDN_D;
-    GdnChunk g = {cf32p(a->qkv), cf32p(a->a), cf32p(a->b), cf32p(a->A_log), cf32p(a->dt_bias), f32p(a->o), f32p(a->state), NULL, 1, a->T < SEGMENT ? a->T : (size_t)SEGMENT, a->nk, a->nv};
-    char *scratch;
-    mla_status st = cu_scratch(c, gdn_chunk_scratch(&g), "delta net", &scratch, err);
-    for (size_t t = 0; !st && t < a->T; t += SEGMENT) {
-        g.T = a->T - t < SEGMENT ? a->T - t : (size_t)SEGMENT;
-        st = gdn_chunk(&g, scratch, c->stream, err);
-        g.qkv += SEGMENT * width, g.a += SEGMENT * a->nv, g.b += SEGMENT * a->nv, g.o += SEGMENT * a->nv * GDN_D;
-    }
-    return st;
-}
-
 mla_status cu_gdn(mla_backend *be, const mla_gdn_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
@@ -231,7 +216,6 @@ mla_status cu_gdn(mla_backend *be, const mla_gdn_args *a, mla_err *err)
         const GdnStep g = {cf32p(a->qkv), cf32p(a->a), cf32p(a->b), cf32p(a->A_log), cf32p(a->dt_bias), f32p(a->o), f32p(a->state), 1, a->T, a->nk, a->nv};
         return gdn_step(&g, c->stream, err);
     }
-    if (a->bf16 && a->dk == GDN_D && a->dv == GDN_D && aligned && gdn_chunk_here()) return in_chunks(c, a, err);
     const size_t rows = pad256(a->T * a->nk * a->dk * 4), small = pad256(a->T * a->nk * 4), gate = pad256(a->T * a->nv * 4);
     char *s;
     mla_status st = cu_scratch(c, 2 * rows + small + 2 * gate, "delta net", &s, err);

@@ -4,7 +4,8 @@
  * Everything is transposed: S' (64 columns x 128) stays in a warpgroup's accumulators and meets the products as a register
  * operand, so do V - e^g K S and D; a warp's 16 columns depend on no other warp. Per chunk and warpgroup:
  *     K S -> V - e^g K S -> D -> S', and beside that chain Q S and P D.
- * The k tile is read both ways: rows as columns (K S) and as they stand (K' D). */
+ * The k tile is read both ways: rows as columns (K S) and as they stand (K' D). O takes the place of V, from where it is copied out
+ * while the next chunk is multiplied. */
 #include <cuda.h>
 #include <cuda_bf16.h>
 
@@ -15,9 +16,9 @@
 #include "cuda/wgmma.cuh"
 #include "cuda/wgmma_wide.cuh"
 
-enum { K_AT = 2 * GDN_TILE, T_AT = GDN_QK, P_AT = T_AT + GDN_TILE, G_AT = T_AT + 2 * GDN_TILE, V_AT = G_AT + 1024 };
+enum { K_AT = 2 * GDN_TILE, T_AT = 4 * GDN_TILE, P_AT = T_AT + GDN_TILE, G_AT = T_AT + 2 * GDN_TILE, V_AT = G_AT + GDN_GATES };
 template <int WGS> struct Shape {
-    static constexpr int stages = WGS == 1 ? 3 : 2, stage = V_AT + WGS * 2 * GDN_TILE, threads = 128 + WGS * 128, smem = stages * stage + 128 + 1024;
+    static constexpr int stages = 3, stage = V_AT + WGS * GDN_TILE, threads = 128 + WGS * 128, smem = stages * stage + 128 + 1024;
 };
 
 #ifdef MLA_HOPPER
@@ -27,18 +28,18 @@ struct Ring {
     __device__ __forceinline__ uint32_t empty(int i) const { return bars + 32 + 8 * i; }
 };
 
-template <int WGS> static __device__ void produce(const GdnWork &p, const CUtensorMap *mv, Ring ring, int h, int slot, int t0, int chunks)
+template <int WGS> static __device__ void produce(const GdnChunk &p, const CUtensorMap *mqkv, Ring ring, int h, int first, int chunks)
 {
     typedef Shape<WGS> S;
-    const int hk = h / (int)(p.a.nv / p.a.nk);
+    const int nk = (int)p.nk, hk = h / ((int)p.nv / nk);
     for (int n = 0; n < chunks; n++) {
-        const int i = n % S::stages;
+        const int i = n % S::stages, row = (first + n) * GDN_C;
         const uint32_t at = ring.smem + (uint32_t)i * S::stage, bar = ring.full(i);
         mbar_wait(ring.empty(i), (n / S::stages & 1) ^ 1);
-        mbar_expect(bar, GDN_QK + GDN_TP + WGS * 2 * GDN_TILE);
-        bulk_get(at, p.qk + ((size_t)(slot + n) * p.a.nk + hk) * GDN_QK, GDN_QK, bar);
-        bulk_get(at + T_AT, p.tp + ((size_t)(slot + n) * p.a.nv + h) * GDN_TP, GDN_TP, bar);
-        for (int b = 0; b < 2 * WGS; b++) tma_box_keep(at + V_AT + b * GDN_TILE, mv, bar, ((int)blockIdx.x * 2 * WGS + b) * 128, h, t0 + n * GDN_C);
+        mbar_expect(bar, S::stage);
+        for (int b = 0; b < 4; b++) tma_box_keep(at + b * GDN_TILE, mqkv, bar, (b & 1) * 64, hk + (b >> 1) * nk, row);
+        bulk_get(at + T_AT, p.tp + ((size_t)(first + n) * p.nv + h) * GDN_TP, GDN_TP, bar);
+        for (int b = 0; b < WGS; b++) tma_box_keep(at + V_AT + b * GDN_TILE, mqkv, bar, ((int)blockIdx.x * WGS + b) * 64, h + 2 * nk, row);
     }
 }
 
@@ -66,40 +67,30 @@ template <int N> static __device__ __forceinline__ void times_rows(float (&d)[32
 }
 
 /* Thread: columns col and col + 8 of the value head; token or key dimension 8 j + 2 c + {0, 1}. */
-template <int WGS> static __device__ __forceinline__ void consume(const GdnWork &p, Ring ring, int h, int slot0, int t0, int tokens, int chunks, float *state)
+template <int WGS> static __device__ __forceinline__ void consume(const GdnChunk &p, const CUtensorMap *mo, Ring ring, int h, int first, int chunks, float *state)
 {
     typedef Shape<WGS> Sh;
-    const int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0) - 1, lane = threadIdx.x & 31, c = lane & 3, mine = 16 * (threadIdx.x >> 5 & 3) + (lane >> 2),
-              col = ((int)blockIdx.x * WGS + wg) * 64 + mine;
-    const size_t row = p.a.nv * GDN_D;
-    float *o_at = p.a.o + ((size_t)t0 * p.a.nv + h) * GDN_D + col;
-    uint32_t v_at[2][2]; /* of the tile's token 2 c + f, column col + 8 e */
-#pragma unroll
-    for (int e = 0; e < 2; e++)
-#pragma unroll
-        for (int f = 0; f < 2; f++) {
-            const int x = mine + 8 * e;
-            v_at[e][f] = (uint32_t)(V_AT + (2 * wg + (x >> 5)) * GDN_TILE + (2 * c + f) * 128 + (((x >> 2 & 7) ^ (2 * c + f)) << 4) + (x & 3) * 4);
-        }
-    float s[64], d[32], o[32], out[32];
-    uint32_t sa[8][4], da[4][4], ea[4][4];
+    const int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0) - 1, lane = threadIdx.x & 31, c = lane & 3, w = threadIdx.x >> 5 & 3,
+              col0 = ((int)blockIdx.x * WGS + wg) * 64, col = col0 + 16 * w + (lane >> 2), speaker = (threadIdx.x & 127) == 0;
+    /* V and O as 8 x 8 matrices: lanes 8 i .. 8 i + 7 address tokens 8 (i / 2) .. of columns 8 (i & 1) .. of the warp's 16 */
+    const uint32_t vo = (uint32_t)(V_AT + wg * GDN_TILE + (8 * (lane >> 4) + (lane & 7)) * 128 + (((2 * w + (lane >> 3 & 1)) ^ (lane & 7)) << 4));
+    float s[64], d[32], o[32];
+    uint32_t sa[8][4], da[4][4], ea[4][4], out[16];
 #pragma unroll
     for (int i = 0; i < 64; i++) s[i] = state[(size_t)(8 * (i >> 2) + 2 * c + (i & 1)) * GDN_D + col + 8 * (i >> 1 & 1)];
     pack(sa, s);
+#pragma unroll
+    for (int e = 0; e < 16; e++) out[e] = 0;
 
-    auto store = [&](int n) { /* O of chunk n; branches would serialise the wgmmas around them */
-        const int left = n < 0 ? 0 : tokens - n * GDN_C;
-        float *at = o_at + (size_t)(max(n, 0) * GDN_C + 2 * c) * row;
+    /* O of chunk n, in place of its V, out of shared memory; branches would serialise the wgmmas around them */
+    auto store = [&](int n, uint32_t stage, int yes) {
 #pragma unroll
-        for (int j = 0; j < 8; j++, at += 8 * row)
-#pragma unroll
-            for (int f = 0; f < 2; f++)
-                asm volatile("{.reg .pred q; setp.lt.s32 q, %2, %3; @q st.global.f32 [%0], %4; @q st.global.f32 [%1], %5;}" ::"l"(at + f * row),
-                             "l"(at + f * row + 8), "r"(8 * j + 2 * c + f), "r"(left), "f"(out[4 * j + f]), "f"(out[4 * j + 2 + f])
-                             : "memory");
+        for (int j = 0; j < 4; j++) stmatrix_trans4_if(stage + vo + j * 2048, out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3], yes);
+        fence_async_smem();
+        bar_sync(1 + wg, 128);
+        tma_put_if(mo, stage + V_AT + wg * GDN_TILE, col0, h, (first + n) * GDN_C, speaker && yes);
     };
-#pragma unroll
-    for (int e = 0; e < 32; e++) out[e] = 0.f;
+    uint32_t last = ring.smem; /* the stage before */
     for (int n = 0; n < chunks; n++) {
         const int i = n % Sh::stages;
         const uint32_t at = ring.smem + (uint32_t)i * Sh::stage, tiles = wgmma_lo(at);
@@ -109,25 +100,26 @@ template <int WGS> static __device__ __forceinline__ void consume(const GdnWork 
 #pragma unroll
         for (int e = 0; e < 32; e++) d[e] = 0.f;
         times_rows(d, sa, tile(K_AT)); /* K S */
-        store(n - 1);
+        store(n - 1, last, n);
 #pragma unroll
-        for (int e = 0; e < 32; e++) o[e] = 0.f;
+        for (int e = 0; e < 32; e++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(o[e]));
         times_rows(o, sa, tile(0)); /* Q S */
         wgmma_wait<1>();
         wgmma_pin(d);
-        const int left = tokens - n * GDN_C;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float2 eg = *(const float2 *)(gate + 8 * j + 2 * c);
+        for (int j = 0; j < 8; j += 2) {
+            uint32_t v[4];
+            ldmatrix4_trans(v, at + vo + j * 1024);
 #pragma unroll
-            for (int e = 0; e < 2; e++)
+            for (int z = 0; z < 2; z++) {
+                const float2 by = *(const float2 *)(gate + 8 * (j + z) + 2 * c);
 #pragma unroll
-                for (int f = 0; f < 2; f++) {
-                    float v;
-                    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at + v_at[e][f] + j * 1024));
-                    v = fmaf(f ? -eg.y : -eg.x, d[4 * j + 2 * e + f], v);
-                    d[4 * j + 2 * e + f] = 8 * j + 2 * c + f < left ? v : 0.f; /* another sequence's values may stand there */
+                for (int e = 0; e < 2; e++) {
+                    float *x = d + 4 * (j + z) + 2 * e;
+                    x[0] = fmaf(-by.x, x[0], __uint_as_float(v[2 * z + e] << 16));
+                    x[1] = fmaf(-by.y, x[1], __uint_as_float(v[2 * z + e] & 0xffff0000u));
                 }
+            }
         }
         pack(da, d);
 #pragma unroll
@@ -137,10 +129,10 @@ template <int WGS> static __device__ __forceinline__ void consume(const GdnWork 
         wgmma_pin(o);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float2 eg = *(const float2 *)(gate + 8 * j + 2 * c);
-            o[4 * j] *= eg.x, o[4 * j + 1] *= eg.y, o[4 * j + 2] *= eg.x, o[4 * j + 3] *= eg.y;
+            const float2 by = *(const float2 *)(gate + GDN_C + 8 * j + 2 * c);
+            o[4 * j] *= by.x, o[4 * j + 1] *= by.y, o[4 * j + 2] *= by.x, o[4 * j + 3] *= by.y;
         }
-        const float end = gate[GDN_C - 1];
+        const float end = gate[4 * GDN_C - 1];
 #pragma unroll
         for (int e = 0; e < 64; e++) s[e] *= end;
         wgmma_wait<0>();
@@ -148,8 +140,8 @@ template <int WGS> static __device__ __forceinline__ void consume(const GdnWork 
         pack(da, d);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float2 eg = *(const float2 *)(gate + GDN_C + 8 * j + 2 * c);
-            d[4 * j] *= eg.x, d[4 * j + 1] *= eg.y, d[4 * j + 2] *= eg.x, d[4 * j + 3] *= eg.y;
+            const float2 by = *(const float2 *)(gate + 2 * GDN_C + 8 * j + 2 * c);
+            d[4 * j] *= by.x, d[4 * j + 1] *= by.y, d[4 * j + 2] *= by.x, d[4 * j + 3] *= by.y;
         }
         pack(ea, d);
         wgmma_pin(s);
@@ -158,66 +150,70 @@ template <int WGS> static __device__ __forceinline__ void consume(const GdnWork 
         for (int e = 0; e < 4; e++) wgmma_wide128(s, ea[e], wgmma_wide_at(tile(K_AT + e * 2048), GDN_TILE)); /* S + K' D */
         wgmma_commit();
         times_rows(o, da, tile(P_AT)); /* + P D */
+        bulk_put_wait(); /* the stage before is read out */
+        mbar_arrive_if(ring.empty((n + Sh::stages - 1) % Sh::stages), speaker && n);
         wgmma_wait<1>();
         wgmma_pin(s);
         pack(sa, s);
         wgmma_wait<0>();
         wgmma_pin(o);
 #pragma unroll
-        for (int e = 0; e < 32; e++) asm volatile("mov.f32 %0, %1;" : "=f"(out[e]) : "f"(o[e]));
-        __syncwarp(); /* all lanes have read the stage */
-        mbar_arrive_if(ring.empty(i), lane == 0);
+        for (int e = 0; e < 16; e++) asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out[e]) : "f"(o[2 * e + 1]), "f"(o[2 * e])); /* now */
+        last = at;
     }
-    store(chunks - 1);
+    store(chunks - 1, last, 1);
 #pragma unroll
     for (int i = 0; i < 64; i++) state[(size_t)(8 * (i >> 2) + 2 * c + (i & 1)) * GDN_D + col + 8 * (i >> 1 & 1)] = s[i];
+    bulk_put_wait();
 }
 #endif
 
-/* Grid (128 / (64 WGS), nv, B). */
-template <int WGS> static __global__ void __launch_bounds__(384, 1) gdn_scan_kernel(const __grid_constant__ CUtensorMap mv, const __grid_constant__ GdnWork p)
+/* Grid (128 / (64 WGS), nv, sequences). */
+template <int WGS> static __global__ void __launch_bounds__(384, 1)
+gdn_scan_kernel(const __grid_constant__ CUtensorMap mqkv, const __grid_constant__ CUtensorMap mo, const __grid_constant__ GdnChunk p)
 {
 #ifdef MLA_HOPPER
     typedef Shape<WGS> S;
     extern __shared__ __align__(16) char raw[];
     const uint32_t smem = (smem_u32(raw) + 1023) & ~1023u;
     const Ring ring = {smem, smem + S::stages * S::stage};
-    const int h = blockIdx.y, seq = blockIdx.z, t0 = p.seqs.start(seq), tokens = p.seqs.start(seq + 1) - t0, chunks = (tokens + GDN_C - 1) / GDN_C;
+    const int h = blockIdx.y, seq = blockIdx.z, first = p.seqs.chunk[seq], chunks = p.seqs.chunk[seq + 1] - first;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::stages; i++) mbar_init(ring.full(i), 1), mbar_init(ring.empty(i), 4 * WGS);
+        for (int i = 0; i < S::stages; i++) mbar_init(ring.full(i), 1), mbar_init(ring.empty(i), WGS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         regs_shrink<24>();
-        if (threadIdx.x == 0) produce<WGS>(p, &mv, ring, h, p.seqs.slot(seq), t0, chunks);
+        if (threadIdx.x == 0) produce<WGS>(p, &mqkv, ring, h, first, chunks);
     } else {
         regs_grow<240>();
-        consume<WGS>(p, ring, h, p.seqs.slot(seq), t0, tokens, chunks, p.a.state + ((size_t)seq * p.a.nv + h) * GDN_D * GDN_D);
+        consume<WGS>(p, &mo, ring, h, first, chunks, p.seqs.state[seq] + (size_t)h * GDN_D * GDN_D);
     }
 #endif
 }
 
-template <int WGS> static mla_status launch(const GdnWork *w, const CUtensorMap &mv, cudaStream_t stream, mla_err *err)
+template <int WGS> static mla_status launch(const GdnChunk *p, const CUtensorMap &mqkv, const CUtensorMap &mo, cudaStream_t stream, mla_err *err)
 {
     mla_status st = cu_ok(cudaFuncSetAttribute(gdn_scan_kernel<WGS>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WGS>::smem), "delta net: shared memory", err);
     if (st) return st;
-    gdn_scan_kernel<WGS><<<dim3(2 / WGS, (unsigned)w->a.nv, (unsigned)w->a.B), Shape<WGS>::threads, Shape<WGS>::smem, stream>>>(mv, *w);
+    gdn_scan_kernel<WGS><<<dim3(2 / WGS, (unsigned)p->nv, (unsigned)p->seqs.n), Shape<WGS>::threads, Shape<WGS>::smem, stream>>>(mqkv, mo, *p);
     return cu_ok(cudaGetLastError(), "delta net along chunks", err);
 }
 
-mla_status gdn_scan(const GdnWork *w, cudaStream_t stream, mla_err *err)
+mla_status gdn_scan(const GdnChunk *p, cudaStream_t stream, mla_err *err)
 {
-    const GdnChunk &a = w->a;
-    CUtensorMap mv;
-    /* fp32 values as bytes: boxes of 32 columns */
-    const TensorBox b = {3, 1, {GDN_D * 4, a.nv, a.T}, {GDN_D * 4, (2 * a.nk + a.nv) * GDN_D * 4}, {128, 1, GDN_C}, true, true};
+    const size_t rows = (size_t)p->seqs.chunk[p->seqs.n] * GDN_C, heads = 2 * p->nk + p->nv;
+    CUtensorMap mqkv, mo;
+    const TensorBox in = {3, 2, {GDN_D, heads, rows}, {GDN_D * 2, heads * GDN_D * 2}, {64, 1, GDN_C}, true, true},
+                    out = {3, 2, {GDN_D, p->nv, rows}, {GDN_D * 2, p->nv * GDN_D * 2}, {64, 1, GDN_C}, true, true};
     int dev = 0, sms = 0;
-    mla_status st = tensor_box_map(&mv, a.qkv + 2 * a.nk * GDN_D, &b, "delta net", err);
+    mla_status st = tensor_box_map(&mqkv, p->qkv, &in, "delta net", err);
+    if (!st) st = tensor_box_map(&mo, p->o, &out, "delta net", err);
     if (!st) st = cu_ok(cudaGetDevice(&dev), "delta net", err);
     if (!st) st = cu_ok(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, dev), "delta net", err);
     if (st) return st;
-    return 2 * a.nv * a.B <= (size_t)sms ? launch<1>(w, mv, stream, err) : launch<2>(w, mv, stream, err);
+    return 2 * p->nv * (size_t)p->seqs.n <= (size_t)sms ? launch<1>(p, mqkv, mo, stream, err) : launch<2>(p, mqkv, mo, stream, err);
 }
 
 bool gdn_chunk_here(void)
@@ -225,18 +221,25 @@ bool gdn_chunk_here(void)
     int dev = 0, major = 0;
     return cudaGetDevice(&dev) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev) == cudaSuccess && major == 9;
 }
-static size_t slots_of(const GdnChunk *p) { return p->T / GDN_C + p->B; }
-size_t gdn_chunk_scratch(const GdnChunk *p) { return slots_of(p) * (p->nk * GDN_QK + p->nv * GDN_TP); }
-
-mla_status gdn_chunk(const GdnChunk *p, void *scratch, cudaStream_t stream, mla_err *err)
+bool gdn_seqs_add(GdnSeqs *s, size_t tokens, float *state)
 {
-    if (!p->B || !p->nk || !p->nv || p->nv % p->nk || p->B > 65535 || p->nv > 65535 || p->T > INT32_MAX - GDN_C || (!p->starts && p->T % p->B))
-        return mla_fail(err, MLA_EINVAL, "delta net: %zu sequences, %zu tokens in all, %zu value heads over %zu key heads", p->B, p->T, p->nv, p->nk);
-    if (((uintptr_t)p->qkv | (uintptr_t)p->o | (uintptr_t)p->state | (uintptr_t)scratch) % 16)
-        return mla_fail(err, MLA_EINVAL, "delta net: inputs, outputs, state and scratch must start on 16 bytes");
-    if (!p->T) return MLA_OK;
-    const size_t slots = slots_of(p);
-    const GdnWork w = {*p, {p->starts, (int)p->B, (int)(p->T / p->B)}, (char *)scratch, (char *)scratch + slots * p->nk * GDN_QK, (int)slots};
-    mla_status st = gdn_intra(&w, stream, err);
-    return st ? st : gdn_scan(&w, stream, err);
+    const size_t most = (size_t)(INT32_MAX / GDN_C - GDN_C);
+    if (s->n >= GDN_SEQS || !tokens || tokens > most || (size_t)s->start[s->n] + tokens > most) return false;
+    s->state[s->n] = state;
+    s->start[s->n + 1] = s->start[s->n] + (int)tokens;
+    s->chunk[s->n + 1] = s->chunk[s->n] + (int)((tokens + GDN_C - 1) / GDN_C);
+    s->n++;
+    return true;
+}
+
+mla_status gdn_chunk(const GdnChunk *p, cudaStream_t stream, mla_err *err)
+{
+    uintptr_t odd = (uintptr_t)p->qkv | (uintptr_t)p->o | (uintptr_t)p->tp;
+    for (int i = 0; i < p->seqs.n; i++) odd |= (uintptr_t)p->seqs.state[i];
+    if (!p->nk || !p->nv || p->nv % p->nk || p->nv > 65535)
+        return mla_fail(err, MLA_EINVAL, "delta net: %zu value heads over %zu key heads", p->nv, p->nk);
+    if (odd % 16) return mla_fail(err, MLA_EINVAL, "delta net: inputs, outputs, states and scratch must start on 16 bytes");
+    if (!p->seqs.n) return MLA_OK;
+    mla_status st = gdn_intra(p, stream, err);
+    return st ? st : gdn_scan(p, stream, err);
 }

@@ -149,7 +149,7 @@ static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear
     const mla_linear_job job = {w, *a};
     if (!w->codes && a->T <= 8 && w->in == w->in8 && a->ldx % 4 == 0 && (uintptr_t)a->x % 16 == 0)
         return a->T == 1 ? run_few<1, 2>(c, w, a, err) : a->T == 2 ? run_few<2, 2>(c, w, a, err) : a->T <= 4 ? run_few<4, 4>(c, w, a, err) : run_few<8, 4>(c, w, a, err);
-    return many_run(c, NULL, &job, 1, err);
+    return many_run(c, NULL, &job, 1, 0, err);
 }
 
 /* The layers as one launch of linear_few.cu; false: they do not fit it. */
@@ -202,7 +202,7 @@ mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_line
             if ((st = cu_linears(be, NULL, jobs, FEW_JOBS, err))) return st;
     }
     if (n && jobs[0].a.T && few_of(&p, cu_of(be), norm, jobs, n)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
-    if (n && jobs[0].a.T > FEW_TOKENS && many_fits(norm, jobs, n)) return many_run(cu_of(be), norm, jobs, n, err);
+    if (n && jobs[0].a.T > FEW_TOKENS && many_fits(norm, jobs, n)) return many_run(cu_of(be), norm, jobs, n, 0, err);
     return mla_linears_singly(be, norm, jobs, n, err);
 }
 
@@ -219,9 +219,7 @@ mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_
 
 mla_status cu_mlp(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err)
 {
-    const mla_linear_job gate_up[2] = {{a->gate, {a->g, a->out, a->x, a->ldx, a->T, NULL, false}}, {a->up, {a->u, a->out, a->x, a->ldx, a->T, NULL, false}}};
-    if (a->T <= FEW_TOKENS || a->gate->out != a->out || a->up->out != a->out || down->w->in != a->out || down->w->trellis || !many_fits(norm, gate_up, 2) || !many_fits(NULL, down, 1))
-        return mla_mlp_singly(be, norm, a, down, err);
+    if (a->T <= FEW_TOKENS || !many_mlp_fits(norm, a, down)) return mla_mlp_singly(be, norm, a, down, err);
     return many_mlp(cu_of(be), norm, a, down, err);
 }
 

@@ -124,6 +124,15 @@ static __device__ __forceinline__ void bulk_put_end(void)
 {
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+/* A box out of shared memory, if yes: a group of its own; until the thread's groups have left shared memory. */
+static __device__ __forceinline__ void tma_put_if(const CUtensorMap *map, uint32_t src, int x, int y, int z, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %5, 0;\n"
+                 "@q cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n"
+                 "@q cp.async.bulk.commit_group;}" ::"l"(map), "r"(src), "r"(x), "r"(y), "r"(z), "r"(yes)
+                 : "memory");
+}
+static __device__ __forceinline__ void bulk_put_wait(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
 template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
@@ -166,6 +175,13 @@ static __device__ __forceinline__ void stmatrix_trans2(uint32_t addr, uint32_t v
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(v0), "r"(v1) : "memory");
 }
+/* Four, if yes, which must be the same in all lanes; lanes 8i..8i+7 address the columns of matrix i. */
+static __device__ __forceinline__ void stmatrix_trans4_if(uint32_t addr, uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %5, 0; @q stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};}" ::"r"(addr), "r"(v0),
+                 "r"(v1), "r"(v2), "r"(v3), "r"(yes)
+                 : "memory");
+}
 /* Four 8x8 16-bit matrices into the fragments of a 16x16 A operand; lanes 8i..8i+7 give the rows of matrix i. */
 static __device__ __forceinline__ void ldmatrix4(uint32_t (&a)[4], uint32_t addr)
 {
@@ -173,6 +189,11 @@ static __device__ __forceinline__ void ldmatrix4(uint32_t (&a)[4], uint32_t addr
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                  : "r"(addr)
                  : "memory");
+}
+/* The same of matrices that are transposed on the way. */
+static __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&a)[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(addr) : "memory");
 }
 /* Clusters: this block's rank, another block's copy of a shared address, 16 bytes into it counted by its mbarrier. */
 static __device__ __forceinline__ uint32_t cluster_rank(void)

@@ -1,6 +1,7 @@
 /* Device functions that the row operations and the kernels which take them in share, so that both give the same bits. */
 #ifndef MLA_CUDA_ROWS_CUH
 #define MLA_CUDA_ROWS_CUH
+#include <cuda_bf16.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +22,26 @@ static __device__ __forceinline__ double block_sum(double x)
     return x;
 }
 static __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+/* The same where the result is rounded to bf16: within 2^-17 of itself down to x = -88. */
+static __device__ __forceinline__ float silu_fast(float x) { return __fdividef(x, 1.f + exp2_fast(-1.44269504088896f * x)); }
+
+/* Eight neighbouring bf16 values. */
+static __device__ __forceinline__ void widen8(float (&v)[8], uint4 x)
+{
+    const uint32_t u[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; e++) v[2 * e] = __uint_as_float(u[e] << 16), v[2 * e + 1] = __uint_as_float(u[e] & 0xffff0000u);
+}
+static __device__ __forceinline__ uint4 round8(const float (&v)[8])
+{
+    uint32_t r[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * e], v[2 * e + 1]);
+        r[e] = *(const uint32_t *)&two;
+    }
+    return make_uint4(r[0], r[1], r[2], r[3]);
+}
 
 /* Eight neighbouring values from L2 (what an earlier kernel wrote while this one was being launched is not in L1). */
 static __device__ __forceinline__ void load8(float (&v)[8], const float *x, bool vec)

@@ -67,3 +67,22 @@ mla_status mla_mlp_singly(mla_backend *be, const mla_norm_args *norm, const mla_
     mla_status st = be->ops->gated(be, norm, a, err);
     return st == MLA_OK ? be->ops->linear(be, down->w, &down->a, err) : st;
 }
+
+mla_status mla_delta_singly(mla_backend *be, const mla_norm_args *norm, const mla_delta_args *a, mla_err *err)
+{
+    size_t V = a->nv * a->dv, C = 2 * a->nk * a->dk + V;
+    mla_mem *x = a->in[0].a.y;
+    mla_status st = be->ops->linears(be, norm, a->in, 4, err);
+    for (size_t i = 0, row = 0; i < a->n && st == MLA_OK; row += a->seq[i++].T) {
+        const mla_delta_seq *s = &a->seq[i];
+        mla_conv_args cv = {.y = mla_at(a->mixed, row * C), .x = mla_at(x, row * C), .w = a->conv_w, .state = s->conv, .T = s->T, .C = C, .K = a->K};
+        mla_gdn_args g = {.o = mla_at(a->o, row * V), .qkv = cv.y, .a = mla_at(a->in[3].a.y, row * a->nv), .b = mla_at(a->in[2].a.y, row * a->nv),
+                          .A_log = a->A_log, .dt_bias = a->dt_bias, .state = s->state, .T = s->T, .nk = a->nk, .nv = a->nv, .dk = a->dk, .dv = a->dv,
+                          .chunk = s->T > 1 ? a->chunk : 0};
+        st = be->ops->conv(be, &cv, err);
+        if (st == MLA_OK) st = be->ops->gdn(be, &g, err);
+    }
+    mla_gated_norm_args gn = {.y = x, .x = a->o, .z = a->in[1].a.y, .gain = a->gain, .rows = a->T * a->nv, .d = a->dv, .eps = a->eps};
+    if (st == MLA_OK) st = be->ops->gated_norm(be, &gn, err);
+    return st == MLA_OK ? be->ops->linear(be, a->out->w, &a->out->a, err) : st;
+}

@@ -176,9 +176,7 @@ typedef struct { /* depthwise causal conv + SiLU: y[t,c] = silu(sum_j w[c,j] x[t
 
 /* Gated delta rule (formats page, "Gated DeltaNet" 3-6): inputs after the convolution, per token [q nk*dk | k nk*dk |
  * v nv*dv]; q and k are l2-normalised here, q scaled by dk^-1/2; g = -exp(A_log) softplus(a + dt_bias), beta =
- * sigmoid(b). chunk == 0: recurrent form; otherwise the chunked (WY) form with that chunk length.
- * bf16: products of a prompt in bf16 (operands rounded to nearest), sums and state in fp32, in chunks of the device's own
- * choice: for MLA_PREC_BF16 runs. A wish: devices without such products compute in fp32. */
+ * sigmoid(b). chunk == 0: recurrent form; otherwise the chunked (WY) form with that chunk length. */
 typedef struct {
     mla_mem *o;              /* (T, nv, dv) */
     mla_mem *qkv;            /* (T, 2 nk dk + nv dv) */
@@ -186,7 +184,6 @@ typedef struct {
     mla_mem *A_log, *dt_bias;/* (nv) */
     mla_mem *state;          /* (nv, dk, dv), read and replaced */
     size_t T, nk, nv, dk, dv, chunk;
-    bool bf16;
 } mla_gdn_args;
 
 typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
@@ -195,6 +192,29 @@ typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
     size_t rows, d;
     double eps;
 } mla_gated_norm_args;
+
+typedef struct { /* the next T rows of a call are the next tokens of a sequence with these states */
+    size_t T;
+    mla_mem *conv, *state;   /* as mla_conv_args and mla_gdn_args have them */
+} mla_delta_seq;
+
+/* A gated delta-net mixer: layers in[0..3] of one x: qkv (T, C), C = 2 nk dk + nv dv; z (T, nv dv); b and a (T, nv). Sequence by
+ * sequence the convolution of qkv and the gated delta rule; per value head the gated norm with z; the layer `out`, whose x is in[0]'s
+ * y with rows of nv dv. in's y are dense; what they, mixed and o hold afterwards is undefined.
+ * bf16: a prompt's products in bf16 (operands rounded to nearest) with sums and state in fp32, in chunks of the device's own choice,
+ * and what passes from step to step rounded to bf16: for MLA_PREC_BF16 runs. A wish: otherwise the bits are those of the steps. */
+typedef struct {
+    const mla_linear_job *in, *out; /* 4; 1 */
+    mla_mem *mixed, *o;      /* (T, C), (T, nv dv) */
+    mla_mem *conv_w;         /* (C, K) */
+    mla_mem *A_log, *dt_bias;/* (nv) */
+    mla_mem *gain;           /* (dv) */
+    double eps;
+    const mla_delta_seq *seq;
+    size_t n, T;             /* sequences, their rows together */
+    size_t nk, nv, dk, dv, K, chunk;
+    bool bf16;
+} mla_delta_args;
 
 typedef struct { /* g = silu(gate x) * (up x) */
     const mla_weight *gate, *up; /* (out, in) both */
@@ -319,16 +339,19 @@ typedef struct {
     mla_status (*replay)(mla_backend *, const mla_tape *, mla_err *);
     void (*tape_free)(mla_backend *, mla_tape *); /* NULL is fine */
     mla_status (*moments)(mla_backend *, const mla_moments_args *, mla_err *); /* NULL: the host is to compute them */
-    /* gated, then the layer `down` whose x is its g: the same bits as one by one; what g and u hold afterwards is undefined. */
+    /* gated, then the layer `down` whose x is its g; what g and u hold afterwards is undefined. The same bits as one by one, but that a
+     * device may round gate x and up x to bf16 when many rows meet bf16 weights: two more roundings of 2^-9. */
     mla_status (*mlp)(mla_backend *, const mla_norm_args *norm, const mla_gated_args *, const mla_linear_job *down, mla_err *);
     mla_status (*gated_change)(mla_backend *, const mla_change_args *, mla_err *);
     const struct mla_fit_ops *fit; /* what local refinements are made of; NULL: the host is to compute them */
+    mla_status (*delta)(mla_backend *, const mla_norm_args *norm, const mla_delta_args *, mla_err *);
 } mla_backend_ops;
 
-/* linears, gated and mlp by the table's own single operations, for backends that have no better way. */
+/* linears, gated, mlp and delta by the table's own single operations, for backends that have no better way. */
 MLA_CHECKED mla_status mla_linears_singly(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err);
 MLA_CHECKED mla_status mla_gated_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err);
 MLA_CHECKED mla_status mla_mlp_singly(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err);
+MLA_CHECKED mla_status mla_delta_singly(mla_backend *be, const mla_norm_args *norm, const mla_delta_args *a, mla_err *err);
 
 struct mla_backend {
     const mla_backend_ops *ops; /* first member of every backend's own struct */

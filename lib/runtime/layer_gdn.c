@@ -1,5 +1,6 @@
 /* Gated delta net: projections over all rows of the block; convolution, recurrence and their states per sequence;
- * gated norm per value head; output projection. */
+ * gated norm per value head; output projection: one operation of the backend. */
+#include "base/alloc.h"
 #include "runtime/rt.h"
 
 mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err *err)
@@ -17,19 +18,15 @@ mla_status rt_gdn(mla_rt *rt, rt_layer *l, rt_block *b, const rt_io *io, mla_err
     mla_mem *beta = ba, *alpha = mla_at(ba, T * nv);
     const mla_linear_job jobs[4] = {rt_job(&l->gdn_qkv, (rt_rows){in, C}, x, T), rt_job(&l->gdn_z, (rt_rows){z, V}, x, T),
                                     rt_job(&l->gdn_b, (rt_rows){beta, nv}, x, T), rt_job(&l->gdn_a, (rt_rows){alpha, nv}, x, T)};
-    RT_TRY(RT_OP(rt, linears, io->norm, jobs, 4, err));
-    for (size_t i = 0; i < b->n; i++) {
-        const rt_piece *p = &b->piece[i];
-        mla_conv_args cv = {.y = mla_at(qkv, p->row * C), .x = mla_at(in, p->row * C), .w = l->conv_w.p, .state = p->seq->conv[at].p,
-                            .T = p->n, .C = C, .K = c->lin_conv};
-        RT_TRY(RT_OP(rt, conv, &cv, err));
-        mla_gdn_args g = {.o = mla_at(o, p->row * V), .qkv = mla_at(qkv, p->row * C), .a = mla_at(alpha, p->row * nv),
-                          .b = mla_at(beta, p->row * nv), .A_log = l->a_log.p, .dt_bias = l->dt_bias.p, .state = p->seq->state[at].p,
-                          .T = p->n, .nk = c->lin_k_heads, .nv = nv, .dk = c->lin_k_dim, .dv = c->lin_v_dim,
-                          .chunk = p->n > 1 ? rt->o.gdn_chunk : 0, .bf16 = rt->o.precision == MLA_PREC_BF16};
-        RT_TRY(RT_OP(rt, gdn, &g, err));
-    }
-    mla_gated_norm_args gn = {.y = in, .x = o, .z = z, .gain = l->gdn_norm.p, .rows = T * nv, .d = c->lin_v_dim, .eps = c->rms_eps};
-    RT_TRY(RT_OP(rt, gated_norm, &gn, err));
-    return rt_linear_out(rt, &l->gdn_out, io, (rt_rows){in, V}, T, err);
+    mla_linear_job out = rt_job(&l->gdn_out, (rt_rows){io->out, D}, (rt_rows){in, V}, T);
+    out.a.accumulate = io->add;
+    mla_delta_seq *seq = mla_alloc(b->n, sizeof *seq, 1);
+    if (!seq) return mla_fail(err, MLA_ENOMEM, "%zu sequences", b->n);
+    for (size_t i = 0; i < b->n; i++) seq[i] = (mla_delta_seq){b->piece[i].n, b->piece[i].seq->conv[at].p, b->piece[i].seq->state[at].p};
+    mla_delta_args a = {.in = jobs, .out = &out, .mixed = qkv, .o = o, .conv_w = l->conv_w.p, .A_log = l->a_log.p, .dt_bias = l->dt_bias.p,
+                        .gain = l->gdn_norm.p, .eps = c->rms_eps, .seq = seq, .n = b->n, .T = T, .nk = c->lin_k_heads, .nv = nv, .dk = c->lin_k_dim,
+                        .dv = c->lin_v_dim, .K = c->lin_conv, .chunk = rt->o.gdn_chunk, .bf16 = rt->o.precision == MLA_PREC_BF16};
+    mla_status st = RT_OP(rt, delta, io->norm, &a, err);
+    mla_free(seq);
+    return st;
 }

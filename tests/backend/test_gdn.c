@@ -1,4 +1,4 @@
-/* Gated delta rule (both forms) and the causal convolution, against fp64; state carried across calls. */
+/* Gated delta rule (both forms) and the causal convolution, against fp64; state carried across calls; the mixer made of them. */
 #include <math.h>
 #include <string.h>
 
@@ -156,6 +156,62 @@ static void check_conv(mla_backend *be, mla_isa isa)
 START_TEST(convolution_with_state) { lab_each_isa("conv", 2, check_conv); }
 END_TEST
 
+/* The mixer is its steps, sequence by sequence. */
+static void check_mixer(mla_backend *be, mla_isa isa)
+{
+    enum { D = 10, NK = 1, NV = 2, DK = 8, DV = 6, V = NV * DV, C = 2 * NK * DK + V, K = 3, N = 2, T = 4 };
+    static const size_t out[5] = {C, V, NV, NV, D}, from[N + 1] = {0, 3, T};
+    const mla_precision p = MLA_PREC_F32;
+    mla_err err = {0};
+    mla_weight *w[5];
+    float *m[5], *y[2][4], *x = lab_normals((size_t)T * D, 400, 1), *conv_w = lab_normals((size_t)C * K, 401, 1), *head = lab_normals(NV, 402, 1), *gain = lab_normals(DV, 403, 1);
+    float *mixed[2], *o[2], *r[2], *conv[2], *state[2];
+    (void)isa;
+    for (size_t i = 0; i < 5; i++) w[i] = lab_weight(be, m[i] = lab_normals(out[i] * (i < 4 ? D : V), 404 + i, 0.3), out[i], i < 4 ? D : V, p);
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t i = 0; i < 4; i++) y[k][i] = lab_poisoned(T * out[i]);
+        mixed[k] = lab_poisoned((size_t)T * C), o[k] = lab_poisoned((size_t)T * V), r[k] = lab_normals((size_t)T * D, 410, 1);
+        conv[k] = lab_normals((size_t)N * (K - 1) * C, 411, 1), state[k] = lab_normals((size_t)N * NV * DK * DV, 412, 1);
+    }
+    mla_delta_seq seq[N];
+    mla_linear_job in[4];
+    for (size_t i = 0; i < N; i++) seq[i] = (mla_delta_seq){from[i + 1] - from[i], dev(conv[1] + i * (K - 1) * C), dev(state[1] + i * NV * DK * DV)};
+    for (size_t i = 0; i < 4; i++) {
+        mla_linear_args a = {.y = dev(y[0][i]), .ldy = out[i], .x = dev(x), .ldx = D, .T = T};
+        ck_ok(be->ops->linear(be, w[i], &a, &err));
+        a.y = dev(y[1][i]);
+        in[i] = (mla_linear_job){w[i], a};
+    }
+    for (size_t i = 0; i < N; i++) {
+        size_t t = from[i], n = from[i + 1] - t;
+        mla_conv_args cv = {.y = dev(mixed[0] + t * C), .x = dev(y[0][0] + t * C), .w = dev(conv_w), .state = dev(conv[0] + i * (K - 1) * C), .T = n, .C = C, .K = K};
+        ck_ok(be->ops->conv(be, &cv, &err));
+        mla_gdn_args g = {.o = dev(o[0] + t * V), .qkv = cv.y, .a = dev(y[0][3] + t * NV), .b = dev(y[0][2] + t * NV), .A_log = dev(head), .dt_bias = dev(head),
+                          .state = dev(state[0] + i * NV * DK * DV), .T = n, .nk = NK, .nv = NV, .dk = DK, .dv = DV, .chunk = n > 1 ? 2 : 0};
+        ck_ok(be->ops->gdn(be, &g, &err));
+    }
+    mla_gated_norm_args gn = {.y = dev(y[0][0]), .x = dev(o[0]), .z = dev(y[0][1]), .gain = dev(gain), .rows = (size_t)T * NV, .d = DV, .eps = 1e-6};
+    ck_ok(be->ops->gated_norm(be, &gn, &err));
+    mla_linear_job last = {w[4], {.y = dev(r[0]), .ldy = D, .x = dev(y[0][0]), .ldx = V, .T = T, .accumulate = true}};
+    ck_ok(be->ops->linear(be, w[4], &last.a, &err));
+    last.a.y = dev(r[1]), last.a.x = dev(y[1][0]);
+    mla_delta_args a = {.in = in, .out = &last, .mixed = dev(mixed[1]), .o = dev(o[1]), .conv_w = dev(conv_w), .A_log = dev(head), .dt_bias = dev(head), .gain = dev(gain),
+                        .eps = 1e-6, .seq = seq, .n = N, .T = T, .nk = NK, .nv = NV, .dk = DK, .dv = DV, .K = K, .chunk = 2};
+    ck_ok(be->ops->delta(be, NULL, &a, &err));
+    ck_assert(lab_same_bits("mixer", r[1], r[0], (size_t)T * D));
+    ck_assert(lab_same_bits("mixer: inputs kept", conv[1], conv[0], (size_t)N * (K - 1) * C));
+    ck_assert(lab_same_bits("mixer: state", state[1], state[0], (size_t)N * NV * DK * DV));
+    for (size_t i = 0; i < 5; i++) be->ops->weight_free(be, w[i]), mla_free(m[i]);
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t i = 0; i < 4; i++) mla_free(y[k][i]);
+        mla_free(mixed[k]), mla_free(o[k]), mla_free(r[k]), mla_free(conv[k]), mla_free(state[k]);
+    }
+    mla_free(x), mla_free(conv_w), mla_free(head), mla_free(gain);
+}
+
+START_TEST(the_mixer_is_its_steps) { lab_each_isa("delta mixer", 2, check_mixer); }
+END_TEST
+
 Suite *suite_gdn(void)
 {
     Suite *s = suite_create("gdn");
@@ -164,6 +220,7 @@ Suite *suite_gdn(void)
     tcase_add_test(t, splits_threads_and_variants_agree_bit_by_bit);
     tcase_add_test(t, extreme_gates_stay_finite);
     tcase_add_test(t, convolution_with_state);
+    tcase_add_test(t, the_mixer_is_its_steps);
     suite_add_tcase(s, t);
     return s;
 }

@@ -86,7 +86,7 @@ static void delta(const Layer &l, const Step &s)
     linears({job(l.in, s.t1, C, s.x, D), job(l.z, s.t2, V, s.x, D), job(l.b, s.t3, NV, s.x, D), job(l.a, mla_at(s.t3, 64), NV, s.x, D)}, &norm);
     mla_conv_args c = {s.t4, s.t1, s.conv_w, l.conv_state, 1, C, CONV};
     OK(be->ops->conv(be, &c, &err));
-    mla_gdn_args g = {s.t5, s.t4, mla_at(s.t3, 64), s.t3, s.head, s.head, l.state, 1, NK, NV, GD, GD, 0, false};
+    mla_gdn_args g = {s.t5, s.t4, mla_at(s.t3, 64), s.t3, s.head, s.head, l.state, 1, NK, NV, GD, GD, 0};
     OK(be->ops->gdn(be, &g, &err));
     mla_gated_norm_args n = {s.t1, s.t5, s.t2, s.gain, NV, GD, 1e-6};
     OK(be->ops->gated_norm(be, &n, &err));

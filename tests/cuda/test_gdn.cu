@@ -1,8 +1,8 @@
 /* The chunked gated delta rule (cuda/gdn_chunk.cuh) against the recurrence in fp64: lengths around the chunk, several sequences
  * of unlike lengths, weak and strong decay, keys that are almost the same, state in and out, poisoned outputs and neighbours.
  *
- * Tolerance 8 * 2^-9 of the norm: at most 8 roundings to bf16 on an output's path, each of at most 2^-9 of its operand, and
- * the update is a contraction, so what a rounding leaves in the state does not grow. */
+ * Tolerance 8 * 2^-9 of the norm: at most 8 roundings to bf16 on an output's path (its own included), each of at most 2^-9 of its
+ * operand, and the update is a contraction, so what a rounding leaves in the state does not grow. */
 #include "cuda/gdn_chunk.cuh"
 #include "cut.h"
 
@@ -31,6 +31,7 @@ static Inputs make(const Case &c, size_t T)
     for (size_t i = 0; i < x.qkv.size(); i++) x.qkv[i] = cut_normal(1, i);
     for (size_t t = 0; t < T; t++)
         for (size_t i = 0; i < c.nk * D; i++) x.qkv[t * width + c.nk * D + i] += c.same_keys * cut_normal(2, i);
+    for (float &v : x.qkv) v = __bfloat162float(__float2bfloat16_rn(v)); /* as they reach the kernels */
     for (size_t i = 0; i < x.a.size(); i++) x.a[i] = cut_normal(3, i), x.b[i] = cut_normal(4, i) + c.beta;
     for (size_t h = 0; h < c.nv; h++) x.A_log[h] = logf(c.decay) + 0.3f * cut_normal(5, h), x.dt_bias[h] = 0.3f * cut_normal(6, h);
     for (size_t i = 0; i < x.state.size(); i++) x.state[i] = 0.3f * cut_normal(7, i);
@@ -77,26 +78,33 @@ template <class T> static T *device(const std::vector<T> &v)
 /* Tokens [from, to) of all (one sequence unless the cut is the whole), outputs poisoned first; state carried in `state`. */
 static void run(const Case &c, const Inputs &x, size_t from, size_t to, Vec &o, Vec &state)
 {
-    const size_t width = (2 * c.nk + c.nv) * D, T = to - from, guard = 64 * c.nv * D;
+    typedef std::vector<__nv_bfloat16> Half;
+    const size_t width = (2 * c.nk + c.nv) * D, out = c.nv * D, guard = 64 * out;
     auto cut = [&](const Vec &v, size_t per) { return Vec(v.begin() + (long)(from * per), v.begin() + (long)(to * per)); };
-    std::vector<int32_t> starts = {0};
-    for (int n : c.lengths) starts.push_back(starts.back() + n);
-    Vec poison(T * c.nv * D + guard, NAN);
-    GdnChunk p = {device(cut(x.qkv, width)), device(cut(x.a, c.nv)), device(cut(x.b, c.nv)), device(x.A_log), device(x.dt_bias), device(poison), device(state),
-                  c.lengths.size() > 1 ? device(starts) : NULL, c.lengths.size(), T, c.nk, c.nv};
-    char *scratch;
+    float *states = device(state);
+    GdnChunk p = {NULL, device(cut(x.a, c.nv)), device(cut(x.b, c.nv)), device(x.A_log), device(x.dt_bias), NULL, c.nk, c.nv, {}, NULL};
+    const std::vector<int> lengths = c.lengths.size() > 1 ? c.lengths : std::vector<int>{(int)(to - from)};
+    Half rows, poison;
+    for (size_t s = 0, t = from; s < lengths.size(); s++) {
+        cut_check(gdn_seqs_add(&p.seqs, (size_t)lengths[s], states + s * c.nv * D * D), "delta net chunks: a sequence is refused");
+        for (size_t i = 0; i < (size_t)lengths[s] * width; i++) rows.push_back(__float2bfloat16_rn(x.qkv[t * width + i]));
+        t += (size_t)lengths[s];
+        rows.resize((size_t)p.seqs.chunk[s + 1] * GDN_C * width, __float2bfloat16_rn(0.f));
+    }
+    poison.resize((size_t)p.seqs.chunk[p.seqs.n] * GDN_C * out + guard, __float2bfloat16_rn(NAN));
+    p.qkv = device(rows), p.o = device(poison);
     mla_err err;
-    CU(cudaMalloc(&scratch, gdn_chunk_scratch(&p)));
-    CU(cudaMemset(scratch, 0xff, gdn_chunk_scratch(&p)));
-    if (gdn_chunk(&p, scratch, NULL, &err)) fprintf(stderr, "%s\n", err.msg), exit(3);
-    CU(cudaMemcpy(poison.data(), p.o, poison.size() * 4, cudaMemcpyDeviceToHost));
-    CU(cudaMemcpy(state.data(), p.state, state.size() * 4, cudaMemcpyDeviceToHost));
-    memcpy(o.data() + from * c.nv * D, poison.data(), T * c.nv * D * 4);
+    CU(cudaMalloc(&p.tp, gdn_chunk_scratch(&p)));
+    CU(cudaMemset(p.tp, 0xff, gdn_chunk_scratch(&p)));
+    if (gdn_chunk(&p, NULL, &err)) fprintf(stderr, "%s\n", err.msg), exit(3);
+    CU(cudaMemcpy(poison.data(), p.o, poison.size() * 2, cudaMemcpyDeviceToHost));
+    CU(cudaMemcpy(state.data(), states, state.size() * 4, cudaMemcpyDeviceToHost));
+    for (size_t s = 0, t = from; s < lengths.size(); t += (size_t)lengths[s++])
+        for (size_t i = 0; i < (size_t)lengths[s] * out; i++) o[t * out + i] = __bfloat162float(poison[(size_t)p.seqs.chunk[s] * GDN_C * out + i]);
     bool kept = true;
-    for (size_t i = T * c.nv * D; i < poison.size(); i++) kept &= isnan(poison[i]);
-    cut_check(kept, "delta net chunks: rows behind the last token are written");
-    for (const void *q : {(const void *)p.qkv, (const void *)p.a, (const void *)p.b, (const void *)p.A_log, (const void *)p.dt_bias, (const void *)p.o, (const void *)p.state,
-                          (const void *)p.starts, (const void *)scratch})
+    for (size_t i = poison.size() - guard; i < poison.size(); i++) kept &= isnan(__bfloat162float(poison[i]));
+    cut_check(kept, "delta net chunks: rows behind the last chunk are written");
+    for (const void *q : {(const void *)p.qkv, (const void *)p.a, (const void *)p.b, (const void *)p.A_log, (const void *)p.dt_bias, (const void *)p.o, (const void *)states, (const void *)p.tp})
         CU(cudaFree((void *)q));
 }
 

@@ -70,13 +70,13 @@ static void stages(const std::string &what, size_t T, size_t in, bool normed)
         return Y.get();
     });
 }
-/* linears, gated and mlp: what the single operations give, bit for bit; and in f32 what the reference gives. With bf16 products a
- * difference in the last bit of a norm or a gate can decide a rounding (stages). */
+/* linears, gated and mlp: what the single operations give, bit for bit (mlp of many rows in bf16 meets rounded gates and ups); and in
+ * f32 what the reference gives. With bf16 products a difference in the last bit of a norm or a gate can decide a rounding (stages). */
 static void compound(mla_precision p, size_t T, size_t in, bool normed)
 {
     const size_t outs[3] = {130, 1, 48}, ld = in + 4;
     const Vec x = normals(T * ld, 31), gain = normals(in, 32), bias = normals(130, 33);
-    auto run = [&](mla_backend *be, bool singly) {
+    auto run = [&](mla_backend *be, bool singly, bool mlp) {
         Mem X(be, x), N(be, Vec(T * ld, POISON)), G(be, gain), B(be, bias), Y0(be, normals(T * 133, 34)), Y1(be, Vec(T, POISON)), Y2(be, Vec(T * 48, POISON)),
             Z(be, Vec(T * 48, POISON)), U(be, Vec(T * 48, POISON));
         mla_weight *w[3];
@@ -89,8 +89,9 @@ static void compound(mla_precision p, size_t T, size_t in, bool normed)
         OK((singly ? mla_gated_singly : be->ops->gated)(be, normed ? &norm : NULL, &g, &err));
         Vec r = Y0.get();
         append(r, Y1.get()), append(r, Y2.get()), append(r, Z.get());
+        if (mlp) r.clear();
         mla_weight *last = weight(be, normals(33 * 48, 38), 33, 48, p);
-        for (int add = 0; add < 2; add++) { /* rows of 36 and 33: those that a library may write itself and those it may not */
+        for (int add = 0; mlp && add < 2; add++) { /* rows of 36 and 33: those that a library may write itself and those it may not */
             const size_t ldy = add ? 33 : 36;
             Mem Y3(be, normals(T * ldy, 39));
             const mla_linear_job down = {last, {Y3, ldy, Z, 48, T, NULL, add != 0}};
@@ -103,10 +104,15 @@ static void compound(mla_precision p, size_t T, size_t in, bool normed)
     };
     char what[100];
     snprintf(what, sizeof what, "%s layers at once, %zu x %zu%s", p == MLA_PREC_F32 ? "f32" : "bf16", T, in, normed ? ", normed" : "");
-    if (p == MLA_PREC_F32) both(what, 2e-6, [&](mla_backend *be) { return run(be, false); });
+    if (p == MLA_PREC_F32) both(what, 2e-6, [&](mla_backend *be) { return run(be, false, false); });
     else stages(what, T, in, normed);
-    const Vec a = run(gpu, false), b = run(gpu, true);
-    cut_check(!memcmp(a.data(), b.data(), a.size() * 4), what);
+    /* bf16: roundings of gate and up, and the product's own may go the other way */
+    const bool rounds = p == MLA_PREC_BF16 && T > 8;
+    both(std::string(what) + ", mlp", p == MLA_PREC_F32 ? 2e-6 : 3.0 / 512, [&](mla_backend *be) { return run(be, false, true); });
+    for (bool mlp : {false, true}) {
+        const Vec a = run(gpu, false, mlp), b = run(gpu, !(mlp && rounds), mlp);
+        cut_check(!memcmp(a.data(), b.data(), a.size() * 4), what);
+    }
 }
 
 static void linear(void)
@@ -207,7 +213,12 @@ static void rows(void)
             OK(be->ops->gated_norm(be, &a, &err));
             return Y.get();
         });
+    }
+    const size_t shapes[][3] = {{5, 1, 4}, {5, 31, 34}, {5, 128, 131}, {5, 1000, 1003}, {5, 5120, 5123}, {70, 1000, 1003}, {70, 1000, 1004}, {70, 998, 1000}}; /* from 2^16 values on by fours */
+    for (auto &k : shapes)
         both("elementwise", 1e-6, [&](mla_backend *be) {
+            const size_t n = k[0], d = k[1], ld = k[2];
+            const Vec x = normals(n * ld, 6), z = normals(n * ld, 8, 3.f);
             Mem A(be, x), B(be, z), C(be, z), D(be, x), E(be, Vec(n * ld, POISON)), F(be, Vec(n * d, POISON));
             OK(be->ops->add(be, A, B, n * d, &err));
             OK(be->ops->add_rows(be, B, ld, n, d, A, -1.f, &err));
@@ -218,7 +229,6 @@ static void rows(void)
             append(r, B.get()), append(r, D.get()), append(r, E.get()), append(r, F.get());
             return r;
         });
-    }
     for (size_t rot : {2, 64, 128})
         both("rope", 1e-6, [&](mla_backend *be) {
             const size_t T = 3, heads = 4, stride = 130, ld = heads * stride + 5;
@@ -410,6 +420,36 @@ static void divisors(void)
     cut_check(gpu->ops->divisor(gpu, &a, &err) == MLA_EUNSUPPORTED && strstr(err.msg, "BF16"), "divisors in bf16");
 }
 
+static int mixer_part; /* 0: outputs, 1: inputs that the convolution keeps, 2: state */
+/* One mixer of 1 key and 3 value heads of 128 over sequences of these lengths; outputs are added, buffers poisoned. */
+static Vec mixer(mla_backend *be, const std::vector<size_t> &lengths, bool normed, bool bf16, decltype(mla_backend_ops::delta) op)
+{
+    const size_t nk = 1, nv = 3, d = 128, D = 260, V = nv * d, C = 2 * nk * d + V, K = 4, n = lengths.size();
+    size_t T = 0;
+    for (size_t i : lengths) T += i;
+    const mla_precision p = bf16 ? MLA_PREC_BF16 : MLA_PREC_F32;
+    Mem X(be, normals(T * D, 60)), N(be, Vec(T * D, POISON)), G(be, normals(D, 61)), QKV(be, Vec(T * C, POISON)), Z(be, Vec(T * V, POISON)), B(be, Vec(T * nv, POISON)),
+        A(be, Vec(T * nv, POISON)), M(be, Vec(T * C, POISON)), O(be, Vec(T * V, POISON)), W(be, normals(C * K, 62, 0.5f)), L(be, normals(nv, 63)), DT(be, normals(nv, 64)),
+        GG(be, normals(d, 65)), Y(be, normals(T * D, 66)), CS(be, normals(n * (K - 1) * C, 67)), S(be, normals(n * nv * d * d, 68, 0.3f));
+    const size_t outs[4] = {C, V, nv, nv};
+    mla_mem *ys[4] = {QKV, Z, B, A}, *from = normed ? (mla_mem *)N : (mla_mem *)X;
+    mla_weight *w[5];
+    mla_linear_job in[4];
+    for (size_t i = 0; i < 4; i++) {
+        w[i] = weight(be, normals(outs[i] * D, 70 + i, 1.f / 16), outs[i], D, p);
+        in[i] = {w[i], {ys[i], outs[i], from, D, T, NULL, false}};
+    }
+    w[4] = weight(be, normals(D * V, 75, 1.f / 20), D, V, p);
+    const mla_linear_job out = {w[4], {Y, D, QKV, V, T, NULL, true}};
+    std::vector<mla_delta_seq> seq;
+    for (size_t i = 0; i < n; i++) seq.push_back({lengths[i], mla_at(CS, i * (K - 1) * C), mla_at(S, i * nv * d * d)});
+    const mla_norm_args norm = {N, D, X, D, T, D, G, 1e-6};
+    const mla_delta_args a = {in, &out, M, O, W, L, DT, GG, 1e-6, seq.data(), n, T, nk, nv, d, d, K, 64, bf16};
+    OK(op(be, normed ? &norm : NULL, &a, &err));
+    Vec r = mixer_part == 0 ? Y.get() : mixer_part == 1 ? CS.get() : S.get();
+    for (mla_weight *i : w) be->ops->weight_free(be, i);
+    return r;
+}
 static void delta_net(void)
 {
     for (size_t K : {1, 4})
@@ -430,24 +470,28 @@ static void delta_net(void)
                 const size_t T = s[0], nk = s[1], nv = s[2], dk = s[3], dv = s[4];
                 Mem O(be, Vec(T * nv * dv, POISON)), X(be, normals(T * (2 * nk * dk + nv * dv), 18)), A(be, normals(T * nv, 19)), B(be, normals(T * nv, 20)),
                     L(be, normals(nv, 21)), D(be, normals(nv, 22)), S(be, normals(nv * dk * dv, 23));
-                mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, dk, dv, chunk, false};
+                mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, dk, dv, chunk};
                 OK(be->ops->gdn(be, &a, &err));
                 Vec r = O.get();
                 append(r, S.get());
                 return r;
             });
-    /* bf16 products: at most 8 roundings of 2^-9 on an output's path (cuda/gdn_chunk.cuh) */
-    for (size_t T : {9, 64, 130, 17000})
-        both("delta net with bf16 products", 8.0 / 512, [&](mla_backend *be) {
-            const size_t nk = 1, nv = 3, d = 128;
-            Mem O(be, Vec(T * nv * d, POISON)), X(be, normals(T * (2 * nk + nv) * d, 18)), A(be, normals(T * nv, 19)), B(be, normals(T * nv, 20)),
-                L(be, normals(nv, 21)), D(be, normals(nv, 22)), S(be, normals(nv * d * d, 23));
-            mla_gdn_args a = {O, X, A, B, L, D, S, T, nk, nv, d, d, 64, true};
-            OK(be->ops->gdn(be, &a, &err));
-            Vec r = O.get();
-            append(r, S.get());
-            return r;
-        });
+    /* The mixer as a whole. As single steps its bits are theirs; with bf16 products an output passes at most 8 roundings of 2^-9 in
+     * the chunks (cuda/gdn_chunk.cuh), and its values and gates two each before and beside them: 12 in all. */
+    const std::vector<std::vector<size_t>> lengths = {{1}, {8}, {9}, {5, 4}, {64}, {130}, {70, 1, 64, 200}, {128, 128}, std::vector<size_t>(70, 3)};
+    for (auto &l : lengths)
+        for (int form = 0; form < 4; form++) {
+            const bool normed = form & 1, bf16 = form & 2;
+            mixer_part = 0;
+            std::string what = "delta mixer, " + std::to_string(l.size()) + " sequences from " + std::to_string(l[0]) + (bf16 ? " tokens, bf16" : " tokens") + (normed ? ", normed" : "");
+            for (int part : {0, 1, 2}) {
+                mixer_part = part;
+                both(what + (part == 0 ? "" : part == 1 ? ": inputs kept" : ": state"), bf16 ? 12.0 / 512 : 2e-5, [&](mla_backend *be) { return mixer(be, l, normed, bf16, be->ops->delta); });
+            }
+            mixer_part = 0;
+            const Vec x = mixer(gpu, l, normed, bf16, gpu->ops->delta), y = mixer(gpu, l, normed, bf16, bf16 ? gpu->ops->delta : mla_delta_singly);
+            cut_check(!memcmp(x.data(), y.data(), x.size() * 4), (what + ": the same bits").c_str());
+        }
 }
 
 static Vec moments_of(mla_backend *be, size_t T, size_t n, int mode, bool split = false)
@@ -547,7 +591,7 @@ static void refusals(void)
     cut_check(X.get() == x, "works after a failed allocation");
     mla_rope_args r = {X, 8, 1, 1, 8, 3, X, X, NULL};
     cut_check(gpu->ops->rope(gpu, &r, &err) == MLA_EINVAL, "odd rotary width");
-    mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0, false};
+    mla_gdn_args g = {X, X, X, X, X, X, X, 1, 2, 3, 4, 4, 0};
     cut_check(gpu->ops->gdn(gpu, &g, &err) == MLA_EINVAL, "heads that do not divide");
 }
 

@@ -44,7 +44,7 @@ struct Model {
         linears({job(in, t1, C, x, D, T), job(z, t2, V, x, D, T), job(ab, t3, NV, x, D, T)}, &norm);
         mla_conv_args c = {t4, t1, conv_w, conv_state, T, C, CONV};
         OK(be->ops->conv(be, &c, &err));
-        mla_gdn_args g = {t5, t4, t3, t3, head, head, state, T, NK, NV, GD, GD, 0, false};
+        mla_gdn_args g = {t5, t4, t3, t3, head, head, state, T, NK, NV, GD, GD, 0};
         OK(be->ops->gdn(be, &g, &err));
         mla_gated_norm_args n = {t1, t5, t2, gdn_gain, T * NV, GD, 1e-6};
         OK(be->ops->gated_norm(be, &n, &err));

@@ -246,6 +246,7 @@ static const mla_backend_ops CPU_OPS = {
     .gated = mla_gated_singly,
     .mlp = mla_mlp_singly,
     .gated_change = mla_cpu_gated_change,
+    .delta = mla_delta_singly,
     .single = cpu_single,
     .mixed_rows = true,
 };
