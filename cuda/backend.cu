@@ -5,6 +5,8 @@
 
 #include "cuda/be.cuh"
 #include "cuda/fit.cuh"
+#include "cuda/gdn.cuh"
+#include "cuda/linear_few.cuh"
 
 mla_status cublas_ok(cublasStatus_t s, const char *what, mla_err *err)
 {
@@ -133,6 +135,10 @@ static void cu_destroy(mla_backend *be)
     if (c->blas) cublasDestroy(c->blas);
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_space);
+    cudaFree(c->few_sync);
+    cudaFree(c->turns);
+    free(c->few);
+    free(c->mix);
     for (auto &s : c->scratch) cudaFree(s.p);
     cu_drop_kept(c);
     if (c->stream) cudaStreamDestroy(c->stream);
@@ -182,6 +188,10 @@ static mla_status start(mla_cuda *c, mla_err *err)
     if (!st && (cusolverDnCreate(&c->solver) != CUSOLVER_STATUS_SUCCESS || cusolverDnSetStream(c->solver, c->stream) != CUSOLVER_STATUS_SUCCESS))
         st = mla_fail(err, MLA_EINTERNAL, "cuSOLVER does not start");
     if (!st) st = cu_ok(cudaMalloc(&c->lt_space, LT_SPACE), "cuBLASLt workspace", err);
+    if (!st) st = cu_ok(cudaMalloc(&c->few_sync, sizeof *c->few_sync), "counter", err);
+    if (!st) st = cu_ok(cudaMemsetAsync(c->few_sync, 0, sizeof *c->few_sync, c->stream), "counter", err);
+    if (!st) st = cu_ok(cudaMalloc(&c->turns, GDN_HEADS * sizeof *c->turns), "counters", err);
+    if (!st) st = cu_ok(cudaMemsetAsync(c->turns, 0, GDN_HEADS * sizeof *c->turns, c->stream), "counters", err);
     cudaMemPool_t pool;
     uint64_t keep = UINT64_MAX; /* of weights.cu */
     if (!st) st = cu_ok(cudaDeviceGetDefaultMemPool(&pool, c->device), "memory pool", err);

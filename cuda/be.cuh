@@ -34,6 +34,9 @@ struct CuLoader; /* weights.cu */
 enum { CU_MAILS = 16, CU_MAIL = 256 << 10 };
 
 struct CudaKept;
+struct FewP;
+struct FewSync;
+struct CudaMix;
 struct mla_cuda {
     mla_backend base;
     int device, sms, major; /* major: of the compute capability */
@@ -54,6 +57,13 @@ struct mla_cuda {
     pthread_mutex_t eigh_turn; /* several threads may solve; nothing else is queued meanwhile */
     bool recording;
     size_t tapes;   /* that exist, the one being recorded included */
+    const mla_backend_ops *ops; /* while recording: the table before and after; base.ops is `between` meanwhile (tape.cu) */
+    mla_backend_ops between;
+    FewP *few;               /* while recording: linear layers that wait for more to join them (linear.cu) */
+    CudaMix *mix;            /* while recording: a convolution that waits (tape.cu) */
+    FewSync *few_sync;       /* of linear_few.cuh, and its launches */
+    unsigned few_turn;
+    unsigned *turns;         /* of gdn.cuh, GdnMix */
     CudaKept *kept; /* scratch blocks that were outgrown while tapes exist: they may name them */
     char text[400];
 };
@@ -109,6 +119,15 @@ bool codes_few_fits(const mla_weight *w, size_t T);
 bool codes_mma_fits(const mla_weight *w, size_t T);
 mla_status codes_mma_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
+/* While recording: queues what waits for more to join it, if anything: linear layers (linear.cu); a delta step and the
+ * convolution before it (tape.cu); both. Every other operation comes after them. */
+mla_status cu_few_flush(mla_cuda *c, mla_err *err);
+mla_status cu_mix_flush(mla_cuda *c, mla_err *err);
+static inline mla_status cu_flush(mla_cuda *c, mla_err *err)
+{
+    const mla_status st = cu_few_flush(c, err); /* one of the two at most waits */
+    return st ? st : cu_mix_flush(c, err);
+}
 /* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* bf16 layers of many tokens (linear_many.cu): whether they share their tokens and the norm before them can be taken in. The

@@ -17,4 +17,17 @@ struct GdnStep {
     size_t B, T, nk, nv;
 };
 mla_status gdn_step(const GdnStep *p, cudaStream_t stream, mla_err *err);
+
+/* What stands around the step in a layer, in the same launch, for B = 1 and up to GDN_MIX_TOKENS tokens: the convolution of four
+ * taps before it and the gated norm of its outputs after it. The bits of the three operations of backend.h. */
+enum { GDN_MIX_TOKENS = 8, GDN_TAPS = 4, GDN_HEADS = 256 }; /* GDN_HEADS: key heads at most */
+struct GdnMix {
+    const float *x, *w; /* (T, C), (C, GDN_TAPS); the step's qkv is written, too */
+    float *conv_state;  /* (GDN_TAPS - 1, C), read and replaced */
+    const float *z, *gain; /* (T, nv, 128), (128); z NULL: no norm */
+    float *y;              /* (T, nv, 128) */
+    double eps;
+    unsigned *turns; /* (GDN_HEADS) device memory, zero before the first launch and after each */
+};
+mla_status gdn_mix(const GdnStep *p, const GdnMix *m, cudaStream_t stream, mla_err *err);
 #endif

@@ -152,22 +152,43 @@ static mla_status linear_bf16(mla_cuda *c, const mla_weight *w, const mla_linear
     return many_run(c, NULL, &job, 1, 0, err);
 }
 
-/* The layers as one launch of linear_few.cu; false: they do not fit it. */
-static bool few_of(FewP *p, mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n)
+mla_status cu_few_flush(mla_cuda *c, mla_err *err)
 {
-    *p = FewP{};
+    if (!c->few || !c->few->phases) return MLA_OK;
+    const mla_status st = few_run(c->few, c->sms, c->few_sync, c->few_turn++, c->stream, err);
+    c->few->phases = c->few->x = 0;
+    return st;
+}
+/* The layers as a phase of linear_few.cu, queued at once or, while recording, together with the phases that follow; gated: the
+ * one layer by its `up`. false: they do not fit. */
+static bool few_queue(mla_cuda *c, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, const mla_gated_args *gated, mla_status *st, mla_err *err)
+{
+    FewPhase phase = {};
+    FewJob job[FEW_JOBS];
+    FewP p = {};
     if (c->major != 9 || n == 0 || n > FEW_JOBS || jobs[0].a.T > FEW_TOKENS || (norm && norm->d <= SHORT)) return false; /* short rows have a norm of their own */
-    p->n = (int)n, p->T = (int)jobs[0].a.T;
     for (size_t i = 0; i < n; i++) {
         const mla_linear_args *a = &jobs[i].a;
         const mla_weight *w = jobs[i].w;
         if (a->T != jobs[0].a.T || w->precision != MLA_PREC_BF16 || w->in != w->in8 || w->codes || w->trellis) return false;
         if (norm && (norm->y != a->x || norm->ldy != a->ldx || norm->rows != a->T || norm->d != w->in || (uintptr_t)norm->gain % 16)) return false;
-        p->job[i] = FewJob{(const __nv_bfloat16 *)w->data, NULL, cf32p(norm ? norm->x : a->x), a->bias ? cf32p(a->bias) : NULL, f32p(a->y),
-                           (long long)(norm ? norm->ldx : a->ldx), (long long)a->ldy, (int)w->in, (int)w->out, a->accumulate, 0, 0, 0};
+        job[i] = FewJob{(const __nv_bfloat16 *)w->data, NULL, cf32p(norm ? norm->x : a->x), a->bias ? cf32p(a->bias) : NULL, f32p(a->y),
+                        (long long)(norm ? norm->ldx : a->ldx), (long long)a->ldy, (int)w->in, (int)w->out, a->accumulate, NULL, NULL, 0, 0, 0};
     }
-    if (norm) p->gain = cf32p(norm->gain), p->eps = norm->eps;
-    return few_fits(p);
+    phase.jobs = (int)n, phase.T = (int)jobs[0].a.T;
+    if (gated) phase.pairs = 1, job[0].w2 = (const __nv_bfloat16 *)gated->up->data;
+    if (gated && c->recording) job[0].half = (__nv_bfloat16 *)gated->u;
+    if (norm) phase.gain = cf32p(norm->gain), phase.eps = norm->eps;
+    if (!few_phase(&p, &phase, job)) return false;
+    *st = MLA_OK;
+    if (c->recording) { /* the layer after a gated one takes its result rounded, if they come together */
+        const FewPhase *before = c->few->phases ? &c->few->phase[c->few->phases - 1] : NULL;
+        const FewJob *gave = before ? &c->few->job[before->job0] : NULL;
+        if (before && before->pairs && n == 1 && !norm && gave->half && gave->y == job[0].x && gave->ldy == job[0].ldx && before->T == phase.T) job[0].xh = gave->half;
+    }
+    if (!c->recording) *st = few_run(&p, c->sms, c->few_sync, c->few_turn++, c->stream, err);
+    else if (!(*st = cu_mix_flush(c, err)) && !few_phase(c->few, &phase, job) && !(*st = cu_few_flush(c, err))) *c->few = p;
+    return true;
 }
 
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
@@ -185,23 +206,23 @@ mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args
 {
     const mla_linear_job job = {w, *a};
     mla_cuda *c = cu_of(be);
-    FewP p;
-    if (a->T == 0) return MLA_OK;
+    mla_status st;
+    if (a->T == 0 || few_queue(c, NULL, &job, 1, NULL, &st, err)) return a->T ? st : MLA_OK;
+    if ((st = cu_flush(c, err))) return st;
     if (w->trellis) return trellis_linear(c, w, a, err);
     if (w->codes && w->precision == MLA_PREC_F32) return linear_codes(c, w, a, err);
     if (w->codes && codes_few_fits(w, a->T)) return codes_few_run(c, w, a, err);
-    if (few_of(&p, c, NULL, &job, 1)) return few_run(&p, c->sms, c->stream, err);
     return linear_decoded(c, w, a, err);
 }
 
 mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err)
 {
-    FewP p;
+    mla_status st;
     if (!norm && n > FEW_JOBS) { /* several launches of as many as one takes */
-        for (mla_status st; n > FEW_JOBS; jobs += FEW_JOBS, n -= FEW_JOBS)
+        for (; n > FEW_JOBS; jobs += FEW_JOBS, n -= FEW_JOBS)
             if ((st = cu_linears(be, NULL, jobs, FEW_JOBS, err))) return st;
     }
-    if (n && jobs[0].a.T && few_of(&p, cu_of(be), norm, jobs, n)) return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
+    if (few_queue(cu_of(be), norm, jobs, n, NULL, &st, err) || (st = cu_flush(cu_of(be), err))) return st;
     if (n && jobs[0].a.T > FEW_TOKENS && many_fits(norm, jobs, n)) return many_run(cu_of(be), norm, jobs, n, 0, err);
     return mla_linears_singly(be, norm, jobs, n, err);
 }
@@ -209,18 +230,18 @@ mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_line
 mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err)
 {
     const mla_linear_job job = {a->gate, {a->g, a->out, a->x, a->ldx, a->T, NULL, false}};
-    FewP p;
+    mla_status st;
     if (a->gate->out != a->out || a->up->out != a->out || a->gate->in != a->up->in)
         return mla_fail(err, MLA_EINVAL, "gated layer: (%zu, %zu) and (%zu, %zu), expected (%zu, in) both", a->gate->out, a->gate->in, a->up->out, a->up->in, a->out);
-    if (!a->T || a->up->precision != MLA_PREC_BF16 || a->up->codes || a->up->trellis || !few_of(&p, cu_of(be), norm, &job, 1)) return mla_gated_singly(be, norm, a, err);
-    p.pairs = 1, p.job[0].w2 = (const __nv_bfloat16 *)a->up->data;
-    return few_run(&p, cu_of(be)->sms, cu_of(be)->stream, err);
+    const bool bf16 = a->up->precision == MLA_PREC_BF16 && !a->up->codes && !a->up->trellis;
+    return bf16 && few_queue(cu_of(be), norm, &job, 1, a, &st, err) ? st : mla_gated_singly(be, norm, a, err);
 }
 
 mla_status cu_mlp(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err)
 {
     if (a->T <= FEW_TOKENS || !many_mlp_fits(norm, a, down)) return mla_mlp_singly(be, norm, a, down, err);
-    return many_mlp(cu_of(be), norm, a, down, err);
+    const mla_status st = cu_flush(cu_of(be), err);
+    return st ? st : many_mlp(cu_of(be), norm, a, down, err);
 }
 
 static __global__ void embed_rows(float *y, const void *w, const int32_t *ids, size_t T, size_t in, size_t in8, size_t out, bool f32)

@@ -1,4 +1,5 @@
-/* Linear layers of up to 8 tokens in bf16, several in one launch: what a decode step spends its time on. Hopper only. */
+/* Linear layers of up to 8 tokens in bf16: what a decode step spends its time on. Several layers in one launch, and several
+ * phases of them one after the other, between which all blocks meet. Hopper only. */
 #ifndef MLA_CUDA_LINEAR_FEW_CUH
 #define MLA_CUDA_LINEAR_FEW_CUH
 #include <cuda_bf16.h>
@@ -6,7 +7,7 @@
 
 #include "base/err.h"
 
-enum { FEW_JOBS = 8, FEW_TOKENS = 8 };
+enum { FEW_JOBS = 8, FEW_TOKENS = 8, FEW_PHASES = 8, FEW_ALL = 32 }; /* layers of a call; tokens; phases and layers of a launch */
 
 /* y (T, out) = x (T, in) W^T; rows of x and y ldx and ldy apart. in a multiple of 32, x and W on 16 bytes. */
 struct FewJob {
@@ -16,16 +17,32 @@ struct FewJob {
     long long ldx, ldy;
     int in, out;
     bool accumulate;
-    int row0, row1, xs; /* filled by few_run: its rows among all jobs' rows; where its x lies in shared memory, bytes */
+    __nv_bfloat16 *half;      /* y once more, rounded, rows ldy apart; NULL: not */
+    const __nv_bfloat16 *xh;  /* x rounded, rows ldx apart, instead of x; NULL: none */
+    int tile0, tiles, xs; /* filled by few_phase: its tiles among those of its phase; where its x lies in shared memory, bytes */
 };
-struct FewP {
-    FewJob job[FEW_JOBS];
-    int n, T, pairs;       /* pairs: gated, every second row is of w2 */
-    int rows, stages;      /* filled by few_run: of all jobs; of the ring */
-    const float *gain;     /* every x is normed first (rmsnorm of backend.h); NULL: not */
+/* Independent layers. What they read, the phase before may have written. */
+struct FewPhase {
+    int job0, jobs, T, pairs; /* pairs: gated, every second row is of w2 */
+    int tiles;                /* filled by few_phase: of all its jobs */
+    const float *gain;        /* every x is normed first (rmsnorm of backend.h); NULL: not */
     double eps;
 };
-/* Whether the shapes fit; then few_run fills the rest of p and queues it. sms: blocks. */
-bool few_fits(const FewP *p);
-mla_status few_run(FewP *p, int sms, cudaStream_t stream, mla_err *err);
+/* What blocks share, in device memory: zero before the first launch; launches one after the other, some of which overlap. */
+enum { FEW_TURNS = 8 };
+struct FewSync {
+    unsigned long long met;                  /* how often a block came to the end of a phase, ever */
+    unsigned drawn[FEW_TURNS][FEW_PHASES]; /* tiles given out in every phase; launches take turns; zero again after each */
+};
+struct FewP {
+    FewJob job[FEW_ALL];
+    FewPhase phase[FEW_PHASES];
+    int phases, stages, x; /* stages of the ring (few_run); bytes of x in shared memory (few_phase) */
+    FewSync *sync;
+    unsigned *drawn; /* (FEW_PHASES) of this launch (few_run) */
+};
+/* Appends a phase of n layers, whose fields but for the filled ones are set; false, and p as it was: it does not fit. */
+bool few_phase(FewP *p, const FewPhase *phase, const FewJob *jobs);
+/* Queues p on `sms` blocks; turn: counts the launches that share `sync`. */
+mla_status few_run(FewP *p, int sms, FewSync *sync, unsigned turn, cudaStream_t stream, mla_err *err);
 #endif

@@ -82,7 +82,10 @@ mla_status mla_delta_singly(mla_backend *be, const mla_norm_args *norm, const ml
         st = be->ops->conv(be, &cv, err);
         if (st == MLA_OK) st = be->ops->gdn(be, &g, err);
     }
-    mla_gated_norm_args gn = {.y = x, .x = a->o, .z = a->in[1].a.y, .gain = a->gain, .rows = a->T * a->nv, .d = a->dv, .eps = a->eps};
+    /* in place, so that a device which records may join the steps: the convolution's inputs are not written */
+    mla_gated_norm_args gn = {.y = a->o, .x = a->o, .z = a->in[1].a.y, .gain = a->gain, .rows = a->T * a->nv, .d = a->dv, .eps = a->eps};
+    mla_linear_args out = a->out->a;
+    out.x = a->o;
     if (st == MLA_OK) st = be->ops->gated_norm(be, &gn, err);
-    return st == MLA_OK ? be->ops->linear(be, a->out->w, &a->out->a, err) : st;
+    return st == MLA_OK ? be->ops->linear(be, a->out->w, &out, err) : st;
 }

@@ -186,7 +186,7 @@ typedef struct {
     size_t T, nk, nv, dk, dv, chunk;
 } mla_gdn_args;
 
-typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d */
+typedef struct { /* y = rmsnorm(x) * gain * silu(z), per row of d; y == x is fine */
     mla_mem *y, *x, *z;      /* (rows, d) dense */
     mla_mem *gain;
     size_t rows, d;

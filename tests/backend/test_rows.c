@@ -65,6 +65,11 @@ static void check_norms(mla_backend *be, mla_isa isa)
         ck_ok(ref->ops->rmsnorm(ref, &a, &err));
         ck_ok(ref->ops->gated_norm(ref, &ga, &err));
         ck_assert(lab_same_bits("gated norm", g, g2, rows * d));
+        float *in = lab_normals(rows * d, 92, 2);
+        ga.x = ga.y = dev(in);
+        ck_ok(be->ops->gated_norm(be, &ga, &err));
+        ck_assert(lab_same_bits("gated norm in place", in, g2, rows * d));
+        mla_free(in);
         for (size_t r = 0; r < rows; r++) {
             double s = 0, sd = 0;
             ck_assert(lab_same_bits("rmsnorm", y + r * ld, y2 + r * ld, d));

@@ -88,9 +88,9 @@ static void delta(const Layer &l, const Step &s)
     OK(be->ops->conv(be, &c, &err));
     mla_gdn_args g = {s.t5, s.t4, mla_at(s.t3, 64), s.t3, s.head, s.head, l.state, 1, NK, NV, GD, GD, 0};
     OK(be->ops->gdn(be, &g, &err));
-    mla_gated_norm_args n = {s.t1, s.t5, s.t2, s.gain, NV, GD, 1e-6};
+    mla_gated_norm_args n = {s.t5, s.t5, s.t2, s.gain, NV, GD, 1e-6};
     OK(be->ops->gated_norm(be, &n, &err));
-    linears({job(l.out, s.h, D, s.t1, V, 1, true)});
+    linears({job(l.out, s.h, D, s.t5, V, 1, true)});
 }
 /* Keys and values as the base has them. */
 static void base_attention(const Layer &l, const Step &s)

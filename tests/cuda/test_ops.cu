@@ -213,6 +213,12 @@ static void rows(void)
             OK(be->ops->gated_norm(be, &a, &err));
             return Y.get();
         });
+        both("gated norm in place", 1e-6, [&](mla_backend *be) {
+            Mem X(be, x), G(be, g), Z(be, z);
+            mla_gated_norm_args a = {X, X, Z, G, n, d, 1e-6};
+            OK(be->ops->gated_norm(be, &a, &err));
+            return X.get();
+        });
     }
     const size_t shapes[][3] = {{5, 1, 4}, {5, 31, 34}, {5, 128, 131}, {5, 1000, 1003}, {5, 5120, 5123}, {70, 1000, 1003}, {70, 1000, 1004}, {70, 998, 1000}}; /* from 2^16 values on by fours */
     for (auto &k : shapes)

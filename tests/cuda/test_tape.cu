@@ -1,12 +1,13 @@
 /* A recorded step: the same bits as op by op, with positions and block tables from the host or from the device; what may
- * not be recorded is refused; scratch that a tape names survives its growth. A step is a delta layer, an attention layer
+ * not be recorded is refused; scratch that a tape names survives its growth; operations that are joined while recorded keep their
+ * bits. A step is a delta layer, an attention layer
  * over latents and their gated layers, T tokens at a time, its caches and states carried on from step to step. */
 #include <functional>
 #include <string>
 
 #include "be.h"
 
-enum { D = 256, H = 4, G = 2, LAT = 256, ROPE = 64, HD = 96, NK = 1, NV = 2, GD = 128, CONV = 4, PAGE = 64, ROW = LAT + ROPE, C = (2 * NK + NV) * GD, V = NV * GD, I = 320 };
+enum { D = 512, H = 4, G = 2, LAT = 256, ROPE = 64, HD = 96, NK = 1, NV = 2, GD = 128, CONV = 4, PAGE = 64, ROW = LAT + ROPE, C = (2 * NK + NV) * GD, V = NV * GD, I = 320 };
 static const std::vector<int32_t> PAGES = {5, 0, 3, 4, 1};
 static mla_backend *cpu, *gpu;
 
@@ -46,9 +47,10 @@ struct Model {
         OK(be->ops->conv(be, &c, &err));
         mla_gdn_args g = {t5, t4, t3, t3, head, head, state, T, NK, NV, GD, GD, 0};
         OK(be->ops->gdn(be, &g, &err));
-        mla_gated_norm_args n = {t1, t5, t2, gdn_gain, T * NV, GD, 1e-6};
+        Mem &to = T == 2 ? t1 : t5; /* t1, which the convolution reads: then the norm is not joined */
+        mla_gated_norm_args n = {to, t5, t2, gdn_gain, T * NV, GD, 1e-6};
         OK(be->ops->gated_norm(be, &n, &err));
-        linears({job(out, h, D, t1, V, T, true)});
+        linears({job(out, h, D, to, V, T, true)});
     }
     void attention(size_t pos0, Way way)
     {
@@ -145,6 +147,50 @@ static void same_bits(size_t T, bool fast)
     cut_check(!cut_close(cut_compare(off.data(), host.data(), off.size()), 1e30), "a NaN is seen");
 }
 
+/* Linear layers one after the other, more than one launch takes, with the norms, sums, biases and gates they may have: replayed twice
+ * the bits of operation by operation. */
+static void joined(size_t T)
+{
+    enum { ROUNDS = 5, ODD = 37 }; /* ODD: no multiple of a tile's rows */
+    const mla_precision p = MLA_PREC_BF16;
+    mla_weight *gate = weight(gpu, normals(I * D, 50, 0.05f), I, D, p), *up = weight(gpu, normals(I * D, 51, 0.05f), I, D, p), *down = weight(gpu, normals(D * I, 52, 0.05f), D, I, p),
+               *odd = weight(gpu, normals(ODD * D, 53, 0.05f), ODD, D, p);
+    Mem h(gpu, Vec(T * D)), x(gpu, Vec(T * D)), g(gpu, Vec(T * I)), u(gpu, Vec(T * I)), y(gpu, Vec(T * ODD)), z(gpu, Vec(T * D)), gain(gpu, normals(D, 54, 0.2f)), bias(gpu, normals(ODD, 55));
+    const Vec from = normals(T * D, 56);
+    auto run = [&] {
+        for (int i = 0; i < ROUNDS; i++) {
+            const mla_norm_args norm = {x, D, h, D, T, D, gain, 1e-6};
+            const mla_gated_args m = {gate, up, I, g, u, x, D, T};
+            const mla_linear_job one = {down, {h, D, g, I, T, NULL, true}}, two[2] = {{odd, {y, ODD, x, D, T, bias, i > 0}}, {gate, {u, I, x, D, T, NULL, false}}};
+            OK(gpu->ops->mlp(gpu, &norm, &m, &one, &err));
+            OK(gpu->ops->linears(gpu, &norm, two, 2, &err));
+            const mla_linear_args last = {z, D, u, I, T, NULL, i > 0};
+            OK(gpu->ops->linear(gpu, down, &last, &err));
+        }
+    };
+    auto result = [&](const std::function<void()> &f) {
+        OK(gpu->ops->upload(gpu, h, from.data(), from.size() * 4, &err));
+        f();
+        Vec all;
+        for (const Mem *m : {&h, &y, &z, &u}) {
+            const Vec r = m->get();
+            all.insert(all.end(), r.begin(), r.end());
+        }
+        return all;
+    };
+    const Vec plain = result(run);
+    mla_tape *tape = NULL;
+    OK(gpu->ops->record(gpu, &err));
+    run();
+    OK(gpu->ops->record_end(gpu, &tape, &err));
+    for (int i = 0; i < 2; i++) {
+        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
+        cut_check(r.size() == plain.size() && !memcmp(r.data(), plain.data(), r.size() * 4), "layers joined by a recording differ from the same one by one");
+    }
+    gpu->ops->tape_free(gpu, tape);
+    for (mla_weight *w : {gate, up, down, odd}) gpu->ops->weight_free(gpu, w);
+}
+
 /* Each of these needs the host; the recording that met one is void, the backend goes on. */
 static void refusals(void)
 {
@@ -176,7 +222,7 @@ static void refusals(void)
 
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 27);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 43);
     mla_backend_opts oc = {"cpu", 2, MLA_ISA_AUTO}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
@@ -184,6 +230,8 @@ int main(void)
     for (size_t T : {1, 2, 5})
         for (bool fast : {false, true})
             if (!cut_small() || T == 2) same_bits(T, fast);
+    for (size_t T = 1; T <= 8; T++)
+        if (!cut_small() || T == 3) joined(T);
     refusals();
     mla_backend_close(gpu);
     mla_backend_close(cpu);
