@@ -1,6 +1,7 @@
-/* Weights on their way to the device: pieces through a ring of pinned buffers and a stream of their own, so that a piece is
- * filled while the one before crosses, and a layer may load while the operations queued before are computed. Their memory
- * comes from the device's pool, which keeps what is given back: layer after layer takes the same. */
+/* Weights on their way to the device: threads take a matrix' pieces in turn, each fills pinned buffers of its own and sends them on a
+ * stream of their own, so that pieces of one matrix are filled while the last ones of the matrix before cross, and a layer may load
+ * while the operations queued before are computed; what is queued later waits for the weight. Memory comes from the device's pool,
+ * which keeps what is given back: layer after layer takes the same. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,15 +9,18 @@
 #include "cuda/be.cuh"
 #include "cuda/codes.cuh"
 
-enum { PIECE = 16 << 20, RING = 4, FILLERS = 8 }; /* bytes; buffers; threads at most */
+/* Bytes of a buffer; threads at most, buffers of each. What comes from a disk comes in fewer and larger reads: SPAN buffers each. */
+enum { PIECE = 4 << 20, FILLERS = 16, SLOTS = 2, BUFFERS = FILLERS * SLOTS, SPAN = 4, READERS = BUFFERS / SPAN };
 
 struct CuLoader {
     cudaStream_t stream;
-    char *host[RING], *dev[RING]; /* pinned; the same size on the device for rows that are converted there */
-    cudaEvent_t used[RING];       /* the buffer's last copy is done */
-    size_t bytes;                 /* of a buffer */
-    int *bad, next;
-    mla_pool *pool;
+    char *host;               /* BUFFERS pinned ones, `stride` apart */
+    char *dev[SLOTS];         /* of `bytes` on the device, for rows that are converted there: one filler */
+    cudaEvent_t used[BUFFERS], loaded; /* the buffer's last copy, the weight's last operation is done */
+    size_t bytes, stride;     /* of a buffer; with room for pages that a piece shares with its neighbours */
+    size_t next[FILLERS];
+    int *bad;
+    mla_pool *pool, *readers; /* who fills; who waits for a disk */
 };
 
 static __global__ void store_f32_t(float *w, const float *rows, size_t row0, size_t n, size_t in, size_t out)
@@ -29,29 +33,19 @@ static __global__ void store_bf16(__nv_bfloat16 *w, const float *rows, size_t ro
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (i < n * in8) w[(row0 + i / in8) * in8 + i % in8] = __float2bfloat16_rn(i % in8 < in ? rows[i / in8 * in + i % in8] : 0.f);
 }
-/* n: pairs of bf16 numbers. */
-static __global__ void find_nonfinite(int *bad, const uint32_t *w, size_t n)
-{
-    bool seen = false;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        const uint32_t x = w[i];
-        seen |= (x & 0x7f80u) == 0x7f80u || (x & 0x7f800000u) == 0x7f800000u;
-    }
-    if (seen) *bad = 1;
-}
-
 void cu_loader_free(CuLoader *l)
 {
     if (!l) return;
     if (l->stream) cudaStreamSynchronize(l->stream);
-    for (int i = 0; i < RING; i++) {
-        cudaFreeHost(l->host[i]);
-        cudaFree(l->dev[i]);
-        if (l->used[i]) cudaEventDestroy(l->used[i]);
-    }
+    cudaFreeHost(l->host);
+    for (char *d : l->dev) cudaFree(d);
+    for (cudaEvent_t e : l->used)
+        if (e) cudaEventDestroy(e);
+    if (l->loaded) cudaEventDestroy(l->loaded);
     cudaFree(l->bad);
     if (l->stream) cudaStreamDestroy(l->stream);
     mla_pool_free(l->pool);
+    mla_pool_free(l->readers);
     free(l);
 }
 
@@ -79,7 +73,7 @@ mla_status cu_upload(mla_backend *be, mla_mem *dst, const void *src, size_t byte
 static mla_status loader_of(mla_cuda *c, size_t bytes, CuLoader **out, mla_err *err)
 {
     const char *what = "weight staging";
-    bytes = bytes < PIECE ? (size_t)PIECE : bytes;
+    bytes = bytes < PIECE ? (size_t)PIECE : (bytes + 4095) / 4096 * 4096;
     if (c->loader && c->loader->bytes < bytes) {
         cu_loader_free(c->loader);
         c->loader = NULL;
@@ -88,55 +82,20 @@ static mla_status loader_of(mla_cuda *c, size_t bytes, CuLoader **out, mla_err *
     if (c->loader) return MLA_OK;
     CuLoader *l = (CuLoader *)calloc(1, sizeof *l);
     if (!l) return mla_fail(err, MLA_ENOMEM, "%s", what);
-    l->bytes = bytes;
+    l->bytes = bytes, l->stride = bytes + MLA_CODED_ROOM;
     mla_status st = mla_pool_new(&l->pool, c->threads && c->threads < FILLERS ? c->threads : (size_t)FILLERS, err);
+    if (!st) st = mla_pool_new(&l->readers, READERS, err);
     if (!st) st = cu_ok(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking), what, err);
     if (!st) st = cu_ok(cudaMalloc((void **)&l->bad, 4), what, err);
-    for (int i = 0; !st && i < RING; i++) {
-        st = cu_ok(cudaMallocHost((void **)&l->host[i], bytes), what, err);
-        if (!st) st = cu_ok(cudaMalloc((void **)&l->dev[i], bytes), what, err);
-        if (!st) st = cu_ok(cudaEventCreateWithFlags(&l->used[i], cudaEventDisableTiming), what, err);
-    }
+    if (!st) st = cu_ok(cudaMallocHost((void **)&l->host, BUFFERS * l->stride), what, err);
+    for (int i = 0; !st && i < SLOTS; i++) st = cu_ok(cudaMalloc((void **)&l->dev[i], bytes), what, err);
+    for (int i = 0; !st && i < BUFFERS; i++) st = cu_ok(cudaEventCreateWithFlags(&l->used[i], cudaEventDisableTiming), what, err);
+    if (!st) st = cu_ok(cudaEventCreateWithFlags(&l->loaded, cudaEventDisableTiming), what, err);
     if (st) {
         cu_loader_free(l);
         return st;
     }
     *out = c->loader = l;
-    return MLA_OK;
-}
-
-/* Rows into a pinned buffer, several threads at a time: stored bf16 numbers as they are, codes with their scales, or a
- * trellis' tiles, whose rows are bytes. */
-struct Fill {
-    const mla_weight *w;
-    const mla_coded *coded;
-    char *to, *room; /* room: room_bytes for each thread */
-    size_t row0, row_bytes, room_bytes;
-    mla_err err[FILLERS];
-};
-static void fill_rows(void *ctx, size_t begin, size_t end, size_t worker)
-{
-    Fill *f = (Fill *)ctx;
-    for (size_t r = begin; r < end && f->err[worker].status == MLA_OK; r++) {
-        uint8_t *at = (uint8_t *)f->to + r * f->row_bytes;
-        const mla_coded_row to = {at, NULL, NULL, NULL, NULL};
-        if (f->w->trellis) memcpy(at, f->coded->trellis.tiles + (f->row0 + r) * f->row_bytes, f->row_bytes);
-        else if (f->w->codes) f->err[worker].status = codes_row(f->w, f->coded, f->row0 + r, at, (uint8_t *)f->room + worker * f->room_bytes, &f->err[worker]);
-        else f->err[worker].status = f->coded->fill(f->coded, f->row0 + r, &to, &f->err[worker]);
-    }
-}
-static mla_status fill(CuLoader *l, const mla_weight *w, const mla_coded *coded, char *to, size_t row0, size_t n, size_t row_bytes, mla_err *err)
-{
-    Fill f = {w, coded, to, NULL, row0, row_bytes, w->codes ? codes_room(coded) : 0, {}};
-    const size_t grain = ((size_t)1 << 20) / row_bytes + 1;
-    if (w->codes && !(f.room = (char *)malloc(f.room_bytes * FILLERS))) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): rows", w->out, w->in);
-    mla_par_for(l->pool, n, grain, fill_rows, &f);
-    free(f.room);
-    for (int i = 0; i < FILLERS; i++)
-        if (f.err[i].status != MLA_OK) {
-            *err = f.err[i];
-            return err->status;
-        }
     return MLA_OK;
 }
 
@@ -146,40 +105,127 @@ struct Sent {
     size_t rows, row_bytes;
 };
 
-/* Rows [row0, row0 + n): filled into the ring's next buffer, sent, and stored in the device's layout. */
-static mla_status send(CuLoader *l, mla_weight *w, const mla_weight_desc *d, Sent s, size_t row0, size_t n, mla_err *err)
+/* A weight on its way. */
+struct Load {
+    CuLoader *l;
+    mla_weight *w;
+    const mla_weight_desc *d;
+    Sent s;
+    size_t at_once, span;     /* rows of a piece; buffers it takes */
+    int device;
+    char *room;               /* room_bytes for each thread, where codes are laid out anew */
+    size_t room_bytes;
+    mla_err err[FILLERS];
+};
+
+/* Whether n bf16 numbers are all finite; whoever reads them as rows names the one that is not. An exponent of ones carries into the
+ * sign's place, no other does. */
+static bool finite_bf16(const void *p, size_t n)
 {
-    const char *what = "weight";
-    const int k = l->next++ % RING;
-    mla_status st = cu_ok(cudaEventSynchronize(l->used[k]), what, err); /* the buffer is free again */
-    if (!st) st = s.row_bytes ? fill(l, w, d->coded, l->host[k], row0, n, s.row_bytes, err) : d->rows(d->ctx, row0, n, (float *)l->host[k], err);
-    if (st) return st;
-    if (s.row_bytes) {
-        const bool packed = w->codes || w->trellis;
-        char *to = (char *)w->data + row0 * (packed ? s.row_bytes : w->in8 * 2);
-        if (packed || w->in8 == w->in) st = cu_ok(cudaMemcpyAsync(to, l->host[k], n * s.row_bytes, cudaMemcpyHostToDevice, l->stream), what, err);
-        else st = cu_ok(cudaMemcpy2DAsync(to, w->in8 * 2, l->host[k], d->in * 2, d->in * 2, n, cudaMemcpyHostToDevice, l->stream), what, err);
-        return st ? st : cu_ok(cudaEventRecord(l->used[k], l->stream), what, err);
+    uint64_t x, bad = 0;
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        memcpy(&x, (const char *)p + 2 * i, 8);
+        bad |= (x & 0x7f807f807f807f80u) + 0x0080008000800080u;
     }
-    const float *rows = (const float *)l->dev[k];
-    st = cu_ok(cudaMemcpyAsync(l->dev[k], l->host[k], n * d->in * 4, cudaMemcpyHostToDevice, l->stream), what, err);
-    if (st) return st;
-    if (w->precision == MLA_PREC_F32) store_f32_t<<<grid_of(n * d->in, 256), 256, 0, l->stream>>>((float *)w->data, rows, row0, n, d->in, d->out);
-    else store_bf16<<<grid_of(n * w->in8, 256), 256, 0, l->stream>>>((__nv_bfloat16 *)w->data, rows, row0, n, d->in, w->in8);
-    st = launched(what, err);
-    return st ? st : cu_ok(cudaEventRecord(l->used[k], l->stream), what, err);
+    x = 0;
+    memcpy(&x, (const char *)p + 2 * i, 2 * (n - i));
+    bad |= (x & 0x7f807f807f807f80u) + 0x0080008000800080u;
+    return !(bad & 0x8000800080008000u);
 }
 
-/* Whether stored numbers are all finite; whoever reads them as rows names the one that is not. */
-static mla_status check_finite(CuLoader *l, const mla_weight *w, mla_err *err)
+/* Rows [row0, row0 + n) into `to`, or nearby: *from. Stored bf16 numbers as they are, codes with their scales, a trellis' tiles (whose
+ * rows are bytes), or decoded. */
+static mla_status fill(Load *x, size_t worker, char *to, size_t row0, size_t n, const void **from, mla_err *err)
+{
+    const mla_coded *c = x->d->coded;
+    const size_t rb = x->s.row_bytes;
+    mla_status st = MLA_OK;
+    *from = to;
+    if (!rb) return x->d->rows(x->d->ctx, row0, n, (float *)to, err);
+    if (!x->w->codes && c->read) st = c->read(c, row0 * rb, n * rb, to, from, err);
+    else if (x->w->trellis) memcpy(to, c->trellis.tiles + row0 * rb, n * rb);
+    else
+        for (size_t r = 0; !st && r < n; r++) {
+            uint8_t *at = (uint8_t *)to + r * rb;
+            const mla_coded_row row = {at, NULL, NULL, NULL, NULL};
+            st = x->w->codes ? codes_row(x->w, c, row0 + r, at, (uint8_t *)x->room + worker * x->room_bytes, err) : c->fill(c, row0 + r, &row, err);
+        }
+    if (!st && !x->w->codes && !x->w->trellis && !finite_bf16(*from, n * x->d->in))
+        return mla_fail(err, MLA_EFORMAT, "weight (%zu, %zu): a number is not finite", x->w->out, x->w->in);
+    return st;
+}
+
+/* n rows of a filled buffer, from row0 on, into the device's layout. */
+static mla_status store(const Load *x, size_t slot, size_t row0, size_t n, const void *from, mla_err *err)
+{
+    CuLoader *l = x->l;
+    mla_weight *w = x->w;
+    const char *what = "weight";
+    const size_t in = x->d->in, out = x->d->out, rb = x->s.row_bytes;
+    if (rb) {
+        const bool packed = w->codes || w->trellis;
+        char *to = (char *)w->data + row0 * (packed ? rb : w->in8 * 2);
+        if (packed || w->in8 == w->in) return cu_ok(cudaMemcpyAsync(to, from, n * rb, cudaMemcpyHostToDevice, l->stream), what, err);
+        return cu_ok(cudaMemcpy2DAsync(to, w->in8 * 2, from, in * 2, in * 2, n, cudaMemcpyHostToDevice, l->stream), what, err);
+    }
+    float *rows = (float *)l->dev[slot];
+    const mla_status st = cu_ok(cudaMemcpyAsync(rows, from, n * in * 4, cudaMemcpyHostToDevice, l->stream), what, err);
+    if (st) return st;
+    if (w->precision == MLA_PREC_F32) store_f32_t<<<grid_of(n * in, 256), 256, 0, l->stream>>>((float *)w->data, rows, row0, n, in, out);
+    else store_bf16<<<grid_of(n * w->in8, 256), 256, 0, l->stream>>>((__nv_bfloat16 *)w->data, rows, row0, n, in, w->in8);
+    return launched(what, err);
+}
+
+/* Pieces [begin, end), each through the worker's next buffer. */
+static void send(void *ctx, size_t begin, size_t end, size_t worker)
+{
+    Load *x = (Load *)ctx;
+    CuLoader *l = x->l;
+    mla_err *err = &x->err[worker];
+    cudaSetDevice(x->device); /* the thread may be new */
+    for (size_t i = begin; i < end && err->status == MLA_OK; i++) {
+        const size_t row0 = i * x->at_once, n = x->at_once < x->s.rows - row0 ? x->at_once : x->s.rows - row0, slot = l->next[worker]++ % SLOTS,
+                     k = x->span > 1 ? worker * x->span : worker * SLOTS + slot;
+        const void *from;
+        mla_status st = MLA_OK;
+        for (size_t j = k; !st && j < k + x->span; j++) st = cu_ok(cudaEventSynchronize(l->used[j]), "weight", err); /* the buffer is free again */
+        if (!st) st = fill(x, worker, l->host + k * l->stride, row0, n, &from, err);
+        if (!st) st = store(x, slot, row0, n, from, err);
+        for (size_t j = k; !st && j < k + x->span; j++) st = cu_ok(cudaEventRecord(l->used[j], l->stream), "weight", err);
+        err->status = st;
+    }
+}
+
+/* Rows of a piece: as many as fit; of what comes from a disk, pieces of one size, as many for each reader. */
+static size_t rows_at_once(const CuLoader *l, Sent s, size_t span, size_t in)
+{
+    const size_t most = span * l->bytes / (s.row_bytes ? s.row_bytes : in * 4), each = span > 1 ? (s.rows + READERS - 1) / READERS : s.rows, turns = (each + most - 1) / most;
+    return (each + turns - 1) / turns;
+}
+
+/* All pieces filled and queued. */
+static mla_status send_all(Load *x, mla_err *err)
+{
+    if (x->w->codes && !(x->room = (char *)malloc(x->room_bytes * FILLERS))) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): rows", x->w->out, x->w->in);
+    mla_pool *pool = !x->s.row_bytes ? NULL : x->span > 1 ? x->l->readers : x->l->pool;
+    mla_par_for(pool, (x->s.rows + x->at_once - 1) / x->at_once, 1, send, x);
+    free(x->room);
+    for (const mla_err &e : x->err)
+        if (e.status != MLA_OK) {
+            *err = e;
+            return e.status;
+        }
+    return MLA_OK;
+}
+
+/* Whether codes and scales are such as decode to finite numbers; waits. */
+static mla_status check_codes(CuLoader *l, const mla_weight *w, mla_err *err)
 {
     int bad = 0;
     mla_status st = cu_ok(cudaMemsetAsync(l->bad, 0, 4, l->stream), "weight", err);
-    if (st) return st;
-    if (w->codes) st = codes_find_odd(w, l->bad, l->stream, err);
-    else find_nonfinite<<<528, 256, 0, l->stream>>>(l->bad, (const uint32_t *)w->data, w->bytes / 4);
-    if (st) return st;
-    st = cu_ok(cudaMemcpyAsync(&bad, l->bad, 4, cudaMemcpyDeviceToHost, l->stream), "weight", err);
+    if (!st) st = codes_find_odd(w, l->bad, l->stream, err);
+    if (!st) st = cu_ok(cudaMemcpyAsync(&bad, l->bad, 4, cudaMemcpyDeviceToHost, l->stream), "weight", err);
     if (!st) st = cu_ok(cudaStreamSynchronize(l->stream), "weight", err);
     return st || !bad ? st : mla_fail(err, MLA_EFORMAT, "weight (%zu, %zu): a number is not finite", w->out, w->in);
 }
@@ -221,24 +267,27 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
     mla_cuda *c = cu_of(be);
     CuLoader *l = NULL;
     if (!d->out || !d->in || !d->rows) return mla_fail(err, MLA_EINVAL, "weight (%zu, %zu): empty", d->out, d->in);
+    mla_status st = cu_not_recording(c, "weight", err);
+    if (st) return st;
     mla_weight *w = (mla_weight *)calloc(1, sizeof *w);
     if (!w) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu)", d->out, d->in);
     w->out = d->out, w->in = d->in, w->in8 = (d->in + 7) / 8 * 8, w->precision = d->precision;
     const bool stored = d->precision == MLA_PREC_BF16 && d->coded && d->coded->code == MLA_CODE_BF16 && !d->coded->perm;
     Sent s;
-    mla_status st = lay_out(w, d, stored, &s, err);
+    st = lay_out(w, d, stored, &s, err);
     if (!st) st = loader_of(c, s.row_bytes > d->in * 4 ? s.row_bytes : d->in * 4, &l, err);
     if (!st) st = cu_ok(cudaMallocAsync(&w->data, w->bytes, l->stream), "weight", err);
     if (!st && stored && w->in8 != w->in) st = cu_ok(cudaMemsetAsync(w->data, 0, w->bytes, l->stream), "weight", err);
     if (!st && w->codes) st = codes_sides(w, d->coded, l->stream, err);
     if (!st && w->trellis) st = trellis_sides(w, d->coded, l->stream, err);
-    const size_t at_once = l ? l->bytes / (s.row_bytes ? s.row_bytes : d->in * 4) : 1;
-    for (size_t r = 0; !st && r < s.rows; r += at_once) st = send(l, w, d, s, r, at_once < s.rows - r ? at_once : s.rows - r, err);
-    if (l) { /* also after an error: buffers and the weight are no longer in use */
-        const mla_status last = cu_ok(cudaStreamSynchronize(l->stream), "weight", st ? NULL : err);
-        st = st ? st : last;
-    }
-    if (!st && (stored || w->codes)) st = check_finite(l, w, err);
+    const bool far = !w->codes && d->coded && d->coded->read && s.row_bytes && !d->coded->near(d->coded);
+    Load x = {l, w, d, s, 1, far ? (size_t)SPAN : 1, c->device, NULL, w->codes ? codes_room(d->coded) : 0, {}};
+    if (!st) x.at_once = rows_at_once(l, s, x.span, d->in), st = send_all(&x, err);
+    if (!st && w->codes) st = check_codes(l, w, err);
+    if (!st) st = cu_ok(cudaEventRecord(l->loaded, l->stream), "weight", err);
+    if (!st) st = cu_ok(cudaStreamWaitEvent(c->stream, l->loaded, 0), "weight", err); /* what is queued from now on: kernels that */
+    if (!st) st = cu_settle(c, "weight", err);                                        /* come early, too */
+    if (st && l) cudaStreamSynchronize(l->stream); /* nobody writes to the weight any more */
     if (st) {
         cu_weight_free(be, w);
         return st;

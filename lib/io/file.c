@@ -52,9 +52,9 @@ mla_status mla_file_map(mla_mapped *out, const char *path, mla_err *err)
         if (p == MAP_FAILED)
             st = mla_sys_fail(err, path, "map");
         else
-            m.data = p;
+            m.data = p, m.fd = fd;
     }
-    close(fd);
+    if (!m.data) close(fd);
     if (st == MLA_OK)
         *out = m;
     else
@@ -70,27 +70,22 @@ void mla_file_unmap(mla_mapped *m)
             void *v;
         } p = {.c = m->data};
         munmap(p.v, m->size);
+        close(m->fd);
     }
     mla_free(m->path);
     *m = (mla_mapped){0};
 }
 
-static bool within(const mla_mapped *m, const void *p, size_t n)
+bool mla_file_holds(const mla_mapped *m, const void *p, size_t n)
 {
     uintptr_t from = (uintptr_t)p, base = (uintptr_t)m->data;
     return m->data && from >= base && from - base <= m->size && n <= m->size - (from - base);
 }
 
-void mla_file_want(const mla_mapped *m, const void *p, size_t n)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)p, a = from / page * page;
-    if (n && within(m, p, n)) (void)madvise((void *)a, from + n - a, MADV_WILLNEED);
-}
-
 void mla_file_release(const mla_mapped *m, const void *p, size_t n)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)p;
-    if (!within(m, p, n)) return;
+    if (!mla_file_holds(m, p, n)) return;
     uintptr_t a = (from + page - 1) / page * page, e = (from + n) / page * page;
     if (e > a) (void)madvise((void *)a, e - a, MADV_DONTNEED); /* clean pages of a file: they are read again on demand */
 }

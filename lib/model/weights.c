@@ -136,6 +136,40 @@ static mla_status order_cols(const mla_mat *w, const mla_binding *b, mla_coded *
     return MLA_OK;
 }
 
+/* Tells every file of the model about the stored bytes of w; each knows which are its own. */
+static void advise(const mla_mat *w, void (*tell)(const mla_mapped *, const void *, size_t))
+{
+    const mla_model *m = w->model;
+    const mla_binding *b = mla_binding_of(m, w->kind, w->layer);
+    for (size_t p = 0; b && p < b->q.nparts; p++) {
+        const mla_tensor *t = &b->q.part[p];
+        if (m->gguf) tell(mla_gguf_file(m->gguf), t->data, t->nbytes);
+        for (size_t s = 0; m->ckpt && s < mla_ckpt_shard_count(m->ckpt); s++) tell(mla_st_file(mla_ckpt_shard(m->ckpt, s)), t->data, t->nbytes);
+    }
+}
+void mla_mat_want(const mla_mat *w) { advise(w, mla_file_want); }
+void mla_mat_release(const mla_mat *w) { advise(w, mla_file_release); }
+
+static mla_status read_stored(const mla_coded *c, size_t at, size_t n, void *room, const void **from, mla_err *err)
+{
+    return mla_file_bytes(c->file, c->stored + at, n, room, from, err);
+}
+static bool near_stored(const mla_coded *c)
+{
+    size_t n = c->code == MLA_CODE_TRELLIS ? mla_trellis_bytes(&c->trellis) : c->out * c->in * 2;
+    bool near = mla_file_cached(c->file, c->stored, n);
+    if (!near) mla_file_begin(c->file, n);
+    return near;
+}
+_Static_assert(MLA_CODED_ROOM >= MLA_FILE_ROOM, "room beside the bytes");
+/* Codes or tiles that start at p: by reading the file that holds them, where one does. */
+static void from_file(mla_coded *c, const mla_model *m, const unsigned char *p, size_t n)
+{
+    const mla_mapped *f = m->gguf ? mla_gguf_file(m->gguf) : NULL;
+    for (size_t s = 0; m->ckpt && !(f && mla_file_holds(f, p, n)) && s < mla_ckpt_shard_count(m->ckpt); s++) f = mla_st_file(mla_ckpt_shard(m->ckpt, s));
+    if (f && mla_file_holds(f, p, n)) c->read = read_stored, c->near = near_stored, c->file = f, c->stored = p;
+}
+
 mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *err)
 {
     const mla_binding *b = mla_binding_of(w->model, w->kind, w->layer);
@@ -153,22 +187,10 @@ mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *
     }
     out->out = b->out; /* a view may show some rows of a fused matrix */
     if (rows) out->row_of = stored_row, out->map = w;
+    else if (out->code == MLA_CODE_BF16) from_file(out, w->model, b->q.part[0].data, out->out * out->in * 2);
+    else if (out->code == MLA_CODE_TRELLIS) from_file(out, w->model, out->trellis.tiles, mla_trellis_bytes(&out->trellis));
     return cols ? order_cols(w, b, out, err) : MLA_OK;
 }
-
-/* Tells every file of the model about the stored bytes of w; each knows which are its own. */
-static void advise(const mla_mat *w, void (*tell)(const mla_mapped *, const void *, size_t))
-{
-    const mla_model *m = w->model;
-    const mla_binding *b = mla_binding_of(m, w->kind, w->layer);
-    for (size_t p = 0; b && p < b->q.nparts; p++) {
-        const mla_tensor *t = &b->q.part[p];
-        if (m->gguf) tell(mla_gguf_file(m->gguf), t->data, t->nbytes);
-        for (size_t s = 0; m->ckpt && s < mla_ckpt_shard_count(m->ckpt); s++) tell(mla_st_file(mla_ckpt_shard(m->ckpt, s)), t->data, t->nbytes);
-    }
-}
-void mla_mat_want(const mla_mat *w) { advise(w, mla_file_want); }
-void mla_mat_release(const mla_mat *w) { advise(w, mla_file_release); }
 
 mla_status mla_model_vec(const mla_model *m, mla_wkind k, size_t layer, size_t len, float **out, mla_err *err)
 {

@@ -47,6 +47,7 @@ typedef enum { /* m, in the bytes of mla_coded_row.offset */
     MLA_OFFSET_SUPER_U4  /* no bytes of its own: m = -(f16 super offset * (scale byte >> 4)) */
 } mla_offset_kind;
 
+#define MLA_CODED_ROOM 8192
 #define MLA_CODED_UNIT 8 /* groups hold a multiple of so many places, or the whole row */
 
 typedef struct { /* where one row goes */
@@ -63,6 +64,7 @@ typedef struct { /* EXL3: W^T = diag(su) H V H diag(sv) / 128, H block-diagonal 
     unsigned codebook;          /* 0 3inst, 1 mcg, 2 mul1: docs/weight-formats.md */
     size_t in128, out128;       /* stored dims, multiples of 128; in and out may be less */
 } mla_trellis;
+static inline size_t mla_trellis_bytes(const mla_trellis *t) { return t->in128 * t->out128 / 16 * t->twice_k; }
 
 typedef struct mla_coded mla_coded;
 struct mla_coded {
@@ -81,6 +83,12 @@ struct mla_coded {
     mla_trellis trellis;   /* TRELLIS */
     /* TRELLIS: su (in128) and sv (out128) */
     void (*sides)(const mla_coded *c, float *su, float *sv);
+    /* NULL, or: codes of BF16, tiles of TRELLIS stand in a file one after another, with nothing between: bytes [at, at + n) of them, read to
+     * *from in room (n + MLA_CODED_ROOM bytes on a boundary of 4096); safe from several threads at once. */
+    mla_status (*read)(const mla_coded *c, size_t at, size_t n, void *room, const void **from, mla_err *err);
+    bool (*near)(const mla_coded *c); /* with read: whether it only copies, as all of them seem to be in memory; else it asks for 16 MiB at a time */
+    const void *file;      /* of read */
+    const unsigned char *stored;
     size_t (*row_of)(const void *map, size_t row); /* NULL, or: logical row `row` is filled from stored row row_of(map, row) */
     const void *map;
 };

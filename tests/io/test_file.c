@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "io/file.h"
+#include "io/file_bytes.h"
 #include "io/sha256.h"
 #include "io/suites.h"
 
@@ -63,6 +63,46 @@ START_TEST(mapping_shows_the_bytes_and_notices_changes)
     ck_ok(mla_file_map(&m, in_dir(dir, "empty"), &err));
     ck_assert(m.size == 0 && m.data == NULL);
     mla_file_unmap(&m);
+    drop_dir(dir);
+}
+END_TEST
+
+/* Any bytes of a file, both ways; a file that was cut off is refused with its name, offset and sizes. */
+START_TEST(bytes_read_from_a_mapped_file)
+{
+    enum { N = 5 * MLA_FILE_PAGE + 123 };
+    static const size_t SPAN[][2] = {{0, 1}, {0, N}, {1, N - 1}, {7, MLA_FILE_PAGE}, {MLA_FILE_PAGE, MLA_FILE_PAGE}, {N - 1, 1}, {3 * MLA_FILE_PAGE - 1, 2}, {5, 0}};
+    mla_err err;
+    char *dir = mla_test_tmpdir();
+    char path[1200], *data = mla_alloc_raw(N, 1, 1);
+    unsigned char *room = aligned_alloc(MLA_FILE_PAGE, 8 * MLA_FILE_PAGE);
+    for (size_t i = 0; i < N; i++) data[i] = (char)(i * 2654435761u >> 11);
+    snprintf(path, sizeof path, "%s", put_file(dir, "w", data, N));
+    mla_mapped m;
+    ck_ok(mla_file_map(&m, path, &err));
+    for (size_t i = 0; i < sizeof SPAN / sizeof *SPAN; i++) {
+        const void *from;
+        size_t at = SPAN[i][0], n = SPAN[i][1];
+        memset(room, 0x55, 8 * MLA_FILE_PAGE);
+        ck_ok(mla_file_bytes(&m, m.data + at, n, room, &from, &err));
+        ck_assert((const unsigned char *)from >= room && (const unsigned char *)from + n <= room + n + MLA_FILE_ROOM);
+        ck_assert(!memcmp(from, data + at, n));
+        (void)mla_file_cached(&m, m.data + at, n); /* the machine's business */
+        memset(room, 0x55, 8 * MLA_FILE_PAGE);
+        if (!n || !mla_file_direct(&m, m.data + at, n, room, &from)) continue; /* not every file system has direct reads */
+        ck_assert(!memcmp(from, data + at, n));
+        data[at] ^= 1; /* negative control */
+        ck_assert(memcmp(from, data + at, n));
+        data[at] ^= 1;
+    }
+    const void *from;
+    ck_refused(mla_file_bytes(&m, m.data + 1, N, room, &from, &err), MLA_EINVAL, "outside");
+    ck_assert_int_eq(truncate(path, MLA_FILE_PAGE + 10), 0);
+    ck_refused(mla_file_bytes(&m, m.data + 100, 2 * MLA_FILE_PAGE, room, &from, &err), MLA_EIO, "w: expected 8192 bytes at offset 100, found 4006");
+    ck_assert(!mla_file_direct(&m, m.data + 100, 2 * MLA_FILE_PAGE, room, &from));
+    ck_ok(mla_file_bytes(&m, m.data, MLA_FILE_PAGE + 10, room, &from, &err));
+    mla_file_unmap(&m);
+    free(room), mla_free(data);
     drop_dir(dir);
 }
 END_TEST
@@ -345,6 +385,7 @@ Suite *file_suite(void)
     Suite *s = suite_create("file");
     TCase *t = tcase_create("file");
     tcase_add_test(t, mapping_shows_the_bytes_and_notices_changes);
+    tcase_add_test(t, bytes_read_from_a_mapped_file);
     tcase_add_test(t, same_size_rewrite_is_noticed);
     tcase_add_test(t, only_regular_files_are_read);
     tcase_add_test(t, writer_shows_nothing_before_commit_and_digests_on_the_way);

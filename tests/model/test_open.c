@@ -49,6 +49,45 @@ START_TEST(opens_the_hybrid)
 }
 END_TEST
 
+/* What a device reads from the file in pieces is what rows are filled with. */
+START_TEST(stored_matrices_are_read_from_their_file)
+{
+    enum { PIECE = 10007 };
+    mla_err err = {0};
+    mla_model *m = NULL;
+    size_t seen = 0;
+    unsigned char *room = aligned_alloc(4096, (PIECE + MLA_CODED_ROOM + 4095) / 4096 * 4096);
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    for (int k = 0; k < MLA_W_N; k++)
+        for (size_t l = 0; l < 2; l++) {
+            mla_mat w;
+            mla_coded c;
+            bool fits;
+            if (!mla_model_has(m, (mla_wkind)k, l)) continue;
+            ck_ok(mla_model_mat(m, (mla_wkind)k, l, &w, &err));
+            ck_ok(mla_mat_coded(&w, &c, &fits, &err));
+            if (!fits || c.code != MLA_CODE_BF16) continue;
+            size_t row = c.in * 2, all = c.out * row;
+            unsigned char *want = mla_alloc_raw(all, 1, 1);
+            ck_assert((c.read != NULL) == (c.row_of == NULL));
+            if (c.read) (void)c.near(&c); /* the machine's business */
+            for (size_t r = 0; r < c.out; r++) ck_ok(c.fill(&c, r, &(mla_coded_row){.code = want + r * row}, &err));
+            for (size_t at = 0; c.read && at < all; at += PIECE) {
+                const void *from;
+                size_t n = all - at < PIECE ? all - at : PIECE;
+                ck_ok(c.read(&c, at, n, room, &from, &err));
+                ck_assert(!memcmp(from, want + at, n));
+                seen++;
+            }
+            mla_free(want);
+            mla_coded_free(&c);
+        }
+    ck_assert_uint_gt(seen, 50);
+    free(room);
+    mla_model_close(m);
+}
+END_TEST
+
 /* The config a fixture name holds, its folder with tensors, ready to be broken. */
 typedef struct {
     char *dir;
@@ -419,6 +458,7 @@ Suite *model_open_suite(void)
     Suite *s = suite_create("open");
     TCase *t = tcase_create("folders");
     tcase_add_test(t, opens_the_hybrid);
+    tcase_add_test(t, stored_matrices_are_read_from_their_file);
     tcase_add_test(t, every_family_binds);
     tcase_add_test(t, published_variants);
     tcase_add_test(t, fused_projections_come_apart);
