@@ -1,0 +1,48 @@
+/* Part of test_ops.cu: bf16 weights that cross as they are stored. */
+static mla_status stored_row(const mla_coded *c, size_t row, const mla_coded_row *to, mla_err *)
+{
+    memcpy(to->code, (const uint16_t *)c->ctx + row * c->in, c->in * 2);
+    return MLA_OK;
+}
+static mla_status stored_bytes(const mla_coded *c, size_t at, size_t n, void *room, const void **from, mla_err *)
+{
+    *from = (char *)room + MLA_CODED_ROOM / 2 + 6; /* as bytes of a file stand somewhere in a page */
+    memcpy((char *)room + MLA_CODED_ROOM / 2 + 6, c->stored + at, n);
+    return MLA_OK;
+}
+/* Stored bf16 numbers sent as they are, row by row or as a file's bytes in small and in large pieces, give the bits of decoded rows; one
+ * weight after the other goes round the ring of buffers. */
+static void stored_weights(void)
+{
+    const size_t shapes[][2] = {{9, 37}, {70, 512}, {5000, 8192}}, T = 3;
+    for (auto &s : shapes) {
+        const size_t out = s[0], in = s[1];
+        std::vector<uint16_t> bits(out * in);
+        Vec w(out * in), y[4];
+        for (size_t i = 0; i < w.size(); i++) {
+            const __nv_bfloat16 v = __float2bfloat16_rn(cut_normal(30, i));
+            memcpy(&bits[i], &v, 2);
+            w[i] = __bfloat162float(v);
+        }
+        Mem X(gpu, normals(T * in, 31)), Y(gpu, Vec(T * out, POISON));
+        std::pair<const Vec *, size_t> ctx(&w, in);
+        mla_coded c = {};
+        c.out = out, c.in = c.group = in, c.code = MLA_CODE_BF16, c.fill = stored_row, c.ctx = bits.data(), c.stored = (const unsigned char *)bits.data();
+        for (int stored = 0; stored < 4; stored++) {
+            c.read = stored > 1 ? stored_bytes : NULL;
+            c.near = stored > 2 ? [](const mla_coded *) { return false; } : [](const mla_coded *) { return true; };
+            mla_weight_desc d = {out, in, MLA_PREC_BF16, dense_rows, &ctx, stored ? &c : NULL, false};
+            mla_weight *W = NULL;
+            OK(gpu->ops->weight_new(gpu, &W, &d, &err));
+            mla_linear_args a = {Y, out, X, in, T, NULL, false};
+            OK(gpu->ops->linear(gpu, W, &a, &err));
+            y[stored] = Y.get();
+            gpu->ops->weight_free(gpu, W);
+        }
+        for (int k = 1; k < 4; k++) cut_check(!memcmp(y[0].data(), y[k].data(), y[0].size() * 4) && isfinite(y[0][0]), "stored weights differ from decoded ones");
+        bits[out * in - 1] = 0xff80;
+        mla_weight_desc d = {out, in, MLA_PREC_BF16, dense_rows, &ctx, &c, false};
+        mla_weight *W = NULL;
+        cut_check(gpu->ops->weight_new(gpu, &W, &d, &err) == MLA_EFORMAT && !W, "an infinite stored weight");
+    }
+}
