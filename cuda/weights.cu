@@ -211,12 +211,7 @@ static mla_status send_all(Load *x, mla_err *err)
     mla_pool *pool = !x->s.row_bytes ? NULL : x->span > 1 ? x->l->readers : x->l->pool;
     mla_par_for(pool, (x->s.rows + x->at_once - 1) / x->at_once, 1, send, x);
     free(x->room);
-    for (const mla_err &e : x->err)
-        if (e.status != MLA_OK) {
-            *err = e;
-            return e.status;
-        }
-    return MLA_OK;
+    return mla_first_error(x->err, FILLERS, err);
 }
 
 /* Whether codes and scales are such as decode to finite numbers; waits. */

@@ -39,6 +39,16 @@ mla_status mla_wrap(mla_err *err, const char *fmt, ...)
     return err->status == MLA_OK ? (err->status = MLA_EINTERNAL) : err->status;
 }
 
+mla_status mla_first_error(const mla_err *e, size_t n, mla_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (e[i].status != MLA_OK) {
+            *err = e[i];
+            return e[i].status;
+        }
+    return MLA_OK;
+}
+
 const char *mla_status_name(mla_status st)
 {
     static const char *const NAME[] = {"ok", "invalid", "format", "io", "memory", "unsupported", "differ", "internal"};

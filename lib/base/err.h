@@ -4,6 +4,7 @@
  * mla_wrap ("layer 7: ..."). Library code never prints, never exits and keeps no global error. */
 #ifndef MLA_BASE_ERR_H
 #define MLA_BASE_ERR_H
+#include <stddef.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -36,6 +37,9 @@ mla_status mla_fail(mla_err *err, mla_status st, const char *fmt, ...) MLA_PRINT
 /* Puts "context: " before the message in *err and returns the status already there.
  * With err == NULL it returns MLA_EINTERNAL: pass an err wherever a status matters. */
 mla_status mla_wrap(mla_err *err, const char *fmt, ...) MLA_PRINTF(2, 3);
+
+/* The first of n workers' errors e that is one: copied into *err, its status returned; MLA_OK when there is none. */
+MLA_CHECKED mla_status mla_first_error(const mla_err *e, size_t n, mla_err *err);
 
 /* Short name of a status, for logs and tests: "ok", "format", ... */
 const char *mla_status_name(mla_status st);

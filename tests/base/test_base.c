@@ -21,6 +21,12 @@ START_TEST(error_context_and_exit_codes)
     ck_assert_str_eq(err.msg, "method \"a?b?[31m??\xc3\xa9\"");
     (void)mla_wrap(&err, "file \"%s\"", "x\r\ny");
     ck_assert_str_eq(err.msg, "file \"x??y\": method \"a?b?[31m??\xc3\xa9\"");
+    mla_err of[4] = {0}, first = {0};
+    ck_assert_int_eq(mla_first_error(of, 4, &first), MLA_OK);
+    (void)mla_fail(&of[3], MLA_EIO, "later");
+    (void)mla_fail(&of[2], MLA_ENOMEM, "earlier");
+    ck_assert_int_eq(mla_first_error(of, 4, &first), MLA_ENOMEM);
+    ck_assert_str_eq(first.msg, "earlier");
     ck_assert_int_eq(mla_exit_code(MLA_OK), 0);
     ck_assert_int_eq(mla_exit_code(MLA_EDIFFER), 1);
     ck_assert_int_eq(mla_exit_code(MLA_EINVAL), 2);

@@ -89,16 +89,6 @@ static void result_one(void *ctx, size_t b, size_t e, size_t worker)
     for (size_t i = b; i < e; i++) w->err[i].status = one_result(w, i);
 }
 
-static mla_status first_error(const work *w, size_t n, mla_err *err)
-{
-    for (size_t i = 0; i < n; i++)
-        if (w->err[i].status != MLA_OK) {
-            *err = w->err[i];
-            return err->status;
-        }
-    return MLA_OK;
-}
-
 /* Does bf16 lose more than 5 % on top of what the rank loses, in any layer? Measured with the factors as stored. */
 static bool rounding_costs(const mla_factorization *f)
 {
@@ -246,12 +236,12 @@ mla_status mla_factorize(mla_factorization *out, const mla_factorize_opts *o, ml
     out->f32 = r->factors_dtype == MLA_FACTORS_F32 || r->layout == MLA_LAYOUT_DEEPSEEK; /* which merges them into its weights */
     if (st == MLA_OK) {
         mla_par_for(o->pool, n, 1, result_one, &w);
-        st = first_error(&w, n, err);
+        st = mla_first_error(w.err, n, err);
     }
     if (st == MLA_OK && r->factors_dtype == MLA_FACTORS_AUTO && !out->f32 && rounding_costs(out)) {
         out->f32 = true;
         mla_par_for(o->pool, n, 1, result_one, &w);
-        st = first_error(&w, n, err);
+        st = mla_first_error(w.err, n, err);
     }
     for (size_t i = 0; w.sol && i < n; i++) mla_solution_free(&w.sol[i]);
     for (size_t i = 0; w.refined && i < n; i++) mla_factors_free(&w.refined[i]);

@@ -116,12 +116,7 @@ static void draw_some(void *ctx, size_t b, size_t e, size_t worker)
 static mla_status curves(trials *t, size_t n, mla_err *err)
 {
     mla_par_for(t->o->solve.pool, n, 1, draw_some, t);
-    for (size_t i = 0; i < n; i++)
-        if (t->err[i].status != MLA_OK) {
-            *err = t->err[i];
-            return err->status;
-        }
-    return MLA_OK;
+    return mla_first_error(t->err, n, err);
 }
 
 static mla_status kld_at(double *kld, mla_probe *p, const mla_solution *s, size_t r, mla_err *err)

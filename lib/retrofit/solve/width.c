@@ -56,11 +56,7 @@ mla_status mla_choose_width(size_t *width, const mla_solve_all_opts *o, mla_err 
     trial t = {.o = o, .balance = o->recipe->balance > 0 ? o->recipe->balance : 1, .total = (size_t)values,
                .layers = o->fit->layers < LAYERS ? o->fit->layers : LAYERS};
     mla_par_for(o->pool, t.layers, 1, try_widths, &t);
-    for (size_t i = 0; i < t.layers; i++)
-        if (t.err[i].status != MLA_OK) {
-            *err = t.err[i];
-            return err->status;
-        }
+    if ((st = mla_first_error(t.err, t.layers, err)) != MLA_OK) return st;
     *width = 0;
     for (size_t k = 0; k < WIDTHS; k++) {
         double sum = 0;

@@ -27,16 +27,6 @@ static void take_roots(void *ctx, size_t begin, size_t end, size_t worker)
     size_t dd = j->l->d * j->l->d;
     for (size_t h = begin; h < end && err->status == MLA_OK; h++) err->status = mla_metric_root(j->R + h * dd, j->W, j->wo.out, h, j->l, err);
 }
-/* The first of the threads' errors. */
-static mla_status worst_of(const mla_err *e, size_t threads, mla_err *err)
-{
-    for (size_t i = 0; i < threads; i++)
-        if (e[i].status != MLA_OK) {
-            *err = e[i];
-            return err->status;
-        }
-    return MLA_OK;
-}
 
 mla_status mla_settle_roots(double **R, const mla_model *m, const mla_stats *s, mla_pool *pool, mla_err *err)
 {
@@ -51,9 +41,9 @@ mla_status mla_settle_roots(double **R, const mla_model *m, const mla_stats *s, 
         j.R = R[i] = mla_alloc(j.l->H, j.l->d * j.l->d, sizeof(double));
         if (!j.W || !j.R) st = mla_fail(err, MLA_ENOMEM, "value metric of layer %zu", j.l->layer);
         if (st == MLA_OK) mla_par_for(pool, j.wo.out, ROWS, read_rows, &j);
-        if (st == MLA_OK) st = worst_of(e, threads, err);
+        if (st == MLA_OK) st = mla_first_error(e, threads, err);
         if (st == MLA_OK) mla_par_for(pool, j.l->H, 1, take_roots, &j);
-        if (st == MLA_OK) st = worst_of(e, threads, err);
+        if (st == MLA_OK) st = mla_first_error(e, threads, err);
         mla_free(j.W);
     }
     mla_free(e);
