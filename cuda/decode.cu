@@ -61,13 +61,13 @@ static Choice choose(const mla_decode *d)
         return best;
     }
     const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
-    best.rows8 = k->solo == TRIO ? decode_trio_rows8(k->fp8, k->cl) : k->solo && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
-    const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + k->rb;
+    best.rows8 = k->solo == TRIO ? decode_trio_rows8(k->fp8, k->cl) : k->solo > 0 && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
+    const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + (k->solo == TRIO ? 0 : k->rb);
     const DecodeSmem fixed(k->n, kb, 0, k->solo, unit, k->cl);
     best.slots = (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16));
-    if (k->solo > 0 && k->fp8) best.slots -= best.slots % per_page;
+    if (k->solo == TRIO ? best.rows8 : k->solo > 0 && k->fp8) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
-    if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
+    if ((k->solo == TRIO && best.slots < 2 * per_page) || best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
     return best;
 }
 
@@ -106,7 +106,7 @@ extern "C" size_t mla_decode_ws_bytes(const mla_decode *d)
 
 /* What another piece of a sequence costs a block beside its pages, in pages: queries 5 us and sums out 5 us, against 2 us for
  * a page of bf16 and 1 us for one of e4m3 (latent 512), half of that in a cluster. */
-static int piece_cost(const DecodeKernel *k) { return !k->wgs ? 2 : (k->fp8 ? 10 : 5) * (k->solo == TRIO ? k->cl : 1); }
+static int piece_cost(const DecodeKernel *k) { return !k->wgs ? 2 : (k->fp8 ? 10 : 5) * (k->solo == TWIN ? k->cl : 1); }
 
 extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err *err)
 {
@@ -202,7 +202,7 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;
-    p.maps = c.k->solo > 0 && d->rope_heads == 1 && mapped(d, &d->q, p.q) && mapped(d, &d->q2, p.q2) && (fp8 || p.rope_ratio == 1.f);
+    p.maps = c.k->solo && c.k->solo != TWIN && d->rope_heads == 1 && mapped(d, &d->q, p.q) && mapped(d, &d->q2, p.q2) && (fp8 || p.rope_ratio == 1.f);
     if (p.maps) st = query_map(&p.q_map, d, &d->q, d->lat, c.k->n, err);
     if (p.maps && !st) st = query_map(&p.q2_map, d, &d->q2, d->rope, c.k->n, err);
     if (st) return st;

@@ -56,13 +56,13 @@ static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, fl
     else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
 }
 
-enum { TRIO = -1 };
+enum { TRIO = -1, TWIN = -2 };
 
 /* One built kernel of the Hopper family. */
 struct DecodeKernel {
     int lat, n, rb, fp8;
     int wgs;  /* consumer warpgroups; 0: keys and values of their own (decode_gqa.cuh) */
-    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: one for the softmax, two for the sums */
+    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: two for the softmax, two for the sums; TWIN: one and two */
     int drop;
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */

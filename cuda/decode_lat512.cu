@@ -3,8 +3,6 @@
 
 #define SOLO(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, false, 1>}
 #define ROWS(N, RB, FP8, NW) {512, N * NW, RB, FP8, NW, 1, 0, 1, (const void *)decode_solo<512, N, RB, FP8, NW, true, 1>}
-/* two blocks, half of the latents each */
-#define SOLO2(N, RB, FP8, NW) {512, N, RB, FP8, NW, NW, 0, 2, (const void *)decode_solo<256, N, RB, FP8, NW, false, 2>}
 extern const DecodeKernel mla_decode_k512[] = {
     SOLO(16, 1, false, 2),
     SOLO(16, 1, true, 3),
@@ -14,7 +12,6 @@ extern const DecodeKernel mla_decode_k512[] = {
     SOLO(32, 1, true, 2),
     ROWS(32, 1, true, 2),
     ROWS(24, 1, false, 3),
-    SOLO2(48, 1, true, 2),
     SOLO(24, 4, false, 2),
     SOLO(24, 4, true, 3),
     ROWS(24, 4, false, 2),

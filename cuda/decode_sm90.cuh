@@ -20,30 +20,35 @@
 #include "cuda/ptx.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
+enum { BOX = 8192, ROPES = 3, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 
-/* Trio: a factor for every column and two flags. */
+/* Trio: a factor for every column and two flags; the running maxima and how often they have moved. Then 8 bytes a column. */
 static __host__ __device__ constexpr uint32_t decode_note(int n) { return (uint32_t)n * 4 + 32; }
+static __host__ __device__ constexpr uint32_t decode_top(int n) { return (uint32_t)n * 4 + 16; }
 
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
-    uint32_t ring, q, p, ex, red, colscale, limit, note, bars, bytes;
+    uint32_t ring, rope, q, p, ex, red, colscale, limit, note, top, rows, bars, bytes;
     /* solo: number of warpgroups that work alone; 0: a pair with an exchange area; TRIO: two buffers of P and of notes.
-     * unit: bytes of a ring slot. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
+     * unit: bytes of a ring slot; TRIO with boxes: rotary parts of 4 KB lie in a ring of their own. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
     __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
-        : ring(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), note(0), bars(0), bytes(0)
+        : ring(0), rope(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
     {
-        const bool trio = solo == TRIO;
+        const bool trio = solo == TRIO, twin = solo == TWIN;
         ring = 0;
-        q = ring + (uint32_t)(slots * unit);
+        rope = ring + (uint32_t)(slots * unit);
+        const bool ropes = trio && unit == BOX;
+        q = rope + (ropes ? ROPES * BOX / 2 : 0);
         p = q + (uint32_t)(kboxes * N * 128);
-        ex = p + (uint32_t)(N * 128 * (trio ? 2 : solo ? solo : 1));
-        red = ex + (trio ? (uint32_t)(cl > 1 ? N * 128 : 0) : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
-        colscale = red + (uint32_t)(N * (trio ? 16 : solo ? 16 * solo : 32));
+        ex = p + (uint32_t)(N * 128 * (trio || twin ? 2 : solo ? solo : 1));
+        red = ex + (trio ? 0 : twin ? (uint32_t)N * 128 : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
+        colscale = red + (uint32_t)(N * (trio ? 32 : twin ? 16 : solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
         note = limit + (uint32_t)N * 4;
-        bars = note + (trio ? 2 * decode_note(N) : 0);
-        bytes = bars + (uint32_t)slots * 16 + 64; /* full and empty per slot; turns, exchanges, queries */
+        top = note + (trio || twin ? 2 * decode_note(N) : 0);
+        rows = trio ? top + decode_top(N) : p;
+        bars = trio ? rows + (uint32_t)N * 8 : top;
+        bytes = bars + (uint32_t)slots * 16 + 96 + (ropes ? ROPES * 16 : 0); /* full and empty per slot; turns, exchanges, queries; rotary boxes */
     }
 };
 
@@ -136,7 +141,7 @@ struct QRows {
     int *limit, *seg;
     long long *offset; /* (N, 2) */
     __device__ __forceinline__ QRows(char *smem, const DecodeSmem &sm)
-        : colscale((float *)(smem + sm.colscale)), limit((int *)(smem + sm.limit)), seg((int *)(smem + sm.p)), offset((long long *)(smem + sm.red))
+        : colscale((float *)(smem + sm.colscale)), limit((int *)(smem + sm.limit)), seg((int *)(smem + sm.rows)), offset((long long *)(smem + sm.red))
     {
     }
 };
@@ -254,15 +259,18 @@ static __device__ __forceinline__ void load_q_any(const DecodeP &d, char *smem, 
     }
 }
 
-/* One thread fetches the tile's bf16 rows by q_map and q2_map: the same places in shared memory, a dozen instructions. */
-template <int LAT, int N, int RB>
-static __device__ __forceinline__ void fetch_q(const DecodeP &d, uint32_t q, uint32_t bar, int b, int lat0)
+/* One thread fetches the tile's bf16 rows by q_map and q2_map: the same places in shared memory, a dozen instructions. PARTS: in
+ * as many boxes of rows, part `first` first. */
+template <int LAT, int N, int RB, int PARTS = 1>
+static __device__ __forceinline__ void fetch_q(const DecodeP &d, uint32_t q, uint32_t bar, int b, int lat0, int first = 0)
 {
     const int row = blockIdx.z * d.Hg + blockIdx.y * N;
     mbar_expect(bar, (LAT / 64 + RB) * N * 128);
 #pragma unroll 1
     for (int i = 0; i < LAT / 64 + RB; i++)
-        tma_box_keep(q + i * N * 128, i < LAT / 64 ? &d.q_map : &d.q2_map, bar, i < LAT / 64 ? lat0 + 64 * i : 64 * i - LAT, row, b);
+#pragma unroll
+        for (int h = 0; h < PARTS; h++)
+            tma_box_keep(q + (i * N + h * (N / PARTS)) * 128, i < LAT / 64 ? &d.q_map : &d.q2_map, bar, i < LAT / 64 ? lat0 + 64 * i : 64 * i - LAT, row + (first ^ h) * (N / PARTS), b);
 }
 
 /* Query rows of one tile into shared memory, K-major swizzled boxes of 64: latent boxes first, then rotary; WARPS warps,
@@ -305,8 +313,9 @@ static __device__ __forceinline__ int piece_end(const DecodeP &d, int b, int2 to
     if (b != to.x) end = (d.len[b] + 63) >> 6;
     return end;
 }
-/* The copying warp: pages of the block's share, box by box, as slots come free. */
-template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL>
+/* The copying warp: pages of the block's share, box by box, as slots come free. APART: rotary parts into their own ring, in
+ * a cluster the block's half. */
+template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL, bool APART = false>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
                                const DecodeSmem &sm)
 {
@@ -316,8 +325,8 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     const uint32_t full = base + sm.bars, empty = full + d.slots * 8;
     const int2 from = part_begin(d, blockIdx.x / CL), to = part_begin(d, blockIdx.x / CL + 1);
     const int col = d.lat_col + (blockIdx.z * CL + (CL > 1 ? cluster_rank() : 0)) * LAT;
-    int slot = 0;
-    uint32_t phase = 0;
+    int slot = 0, rope = 0;
+    uint32_t phase = 0, rope_phase = 0;
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int i0 = b == from.x ? from.y : 0, i1 = piece_end(d, b, to);
         for (int at = i0; at < i1; at += 32) {
@@ -337,7 +346,7 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
                 }
-                for (int x = 0; !ROWS8 && x < NB + RB + DROP; x++) {
+                for (int x = 0; !ROWS8 && x < NB + (APART ? 0 : RB) + DROP; x++) {
                     if (lane == 0) {
                         const bool rope = RB && x >= NB && x < NB + RB;
                         const int box = x < NB ? x : x - NB - RB;
@@ -347,6 +356,15 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                                 rope ? d.rope_col + (x - NB) * 64 : col + box * BW, 0, page);
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
+                }
+                if (APART) {
+                    const uint32_t bar = full + d.slots * 16 + 96 + rope * 8;
+                    if (lane == 0) {
+                        mbar_wait(bar + ROPES * 8, rope_phase ^ 1);
+                        mbar_expect(bar, BOX / 2);
+                        tma_box(base + sm.rope + rope * (BOX / 2), mr, bar, policy, d.rope_col + (CL > 1 ? 32 * (int)cluster_rank() : 0), 0, page);
+                    }
+                    if (++rope == ROPES) rope = 0, rope_phase ^= 1;
                 }
                 __syncwarp();
             }
@@ -411,6 +429,28 @@ static __device__ __forceinline__ void pv_frags(uint32_t (&a)[2][4], const uint3
         const uint32_t x = __byte_perm(v[0], v[1], u ? 0x7362 : 0x5140), y = __byte_perm(v[2], v[3], u ? 0x7362 : 0x5140);
         e4m3x4_f16(a[u][0], a[u][1], x);
         e4m3x4_f16(a[u][2], a[u][3], y);
+    }
+}
+
+/* A thread's sums of S, columns 8j + 2c + {0, 1}: times the columns' scales. */
+template <int M> static __device__ __forceinline__ void scale_columns(float (&s)[M], const float *scales, int c)
+{
+#pragma unroll
+    for (int j = 0; j < M / 4; j++) {
+        const float2 k = ((const float2 *)scales)[4 * j + c];
+        s[4 * j] *= k.x, s[4 * j + 1] *= k.y, s[4 * j + 2] *= k.x, s[4 * j + 3] *= k.y;
+    }
+}
+/* Tokens at or beyond a column's limit take no part; s[4j] and s[4j + 1] are of `token`, the other two of the eighth after it. */
+template <int M> static __device__ __forceinline__ void mask_columns(float (&s)[M], const int *limits, int c, int token)
+{
+#pragma unroll
+    for (int j = 0; j < M / 4; j++) {
+        const int2 k = ((const int2 *)limits)[4 * j + c];
+        if (token >= k.x) s[4 * j] = -CUDART_INF_F;
+        if (token >= k.y) s[4 * j + 1] = -CUDART_INF_F;
+        if (token + 8 >= k.x) s[4 * j + 2] = -CUDART_INF_F;
+        if (token + 8 >= k.y) s[4 * j + 3] = -CUDART_INF_F;
     }
 }
 

@@ -12,7 +12,7 @@
 
 #ifdef MLA_HOPPER
 template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct Solo {
-    static_assert(CL == 1 || (CL == 2 && RB == 1), "a cluster halves one rotary box");
+    static_assert(CL == 1 || (CL == 2 && RB == 1 && !FP8), "a cluster halves one rotary box; two blocks would scale e4m3 queries each by their own powers of two");
     static constexpr int NB = FP8 ? LAT / 128 : LAT / 64, PER = NB + RB, TILES = LAT / 64, NC = N / 4, ALL = NW * 128,
                          NT = SPLIT ? NW * N : N; /* query rows of the block */
     static constexpr bool ROWS8 = decode_rows8(LAT, RB, NT, SPLIT ? 1 : NW, FP8, CL);
@@ -73,8 +73,7 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             const RingPos r = pos.at(rope ? NB + h - LAT / 64 : h >> 1, d.slots);
             const uint32_t at = slot_addr(r);
             const uint32_t lo = rope ? at + row * 64 + c * 16 : at + row * 128 + ((((h & 1) * 4 + c) ^ sw) << 4);
-            if (rope && CL > 1) qk_fp8_row<N, 2>(s, a, lo + rank * 8, lo + 8 * 64 + rank * 8, q_box(h) + rank * 4, false);
-            else qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_box(h), h == 0);
+            qk_fp8_row<N, 4>(s, a, lo, lo + (rope ? 8 * 64 : 8 * 128), q_box(h), h == 0);
         }
         wgmma_wait<0>();
         wgmma_pin(s);
@@ -268,31 +267,11 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             for (int j = 0; j < N / 2; j++) acc[i][j] *= alpha[2 * (j / 4) + (j & 1)];
     }
 
-    __device__ __forceinline__ void scale(float (&s)[N / 2]) const
-    {
-        const float2 *sc = (const float2 *)(smem + sm.colscale) + (SPLIT ? wg * N / 2 : 0);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const float2 k = sc[4 * j + c];
-            s[4 * j] *= k.x, s[4 * j + 1] *= k.y, s[4 * j + 2] *= k.x, s[4 * j + 3] *= k.y;
-        }
-    }
     __device__ __forceinline__ void softmax(float (&s)[N / 2], int blk, int len, int min_limit)
     {
-        const int2 *lim = (const int2 *)(smem + sm.limit) + (SPLIT ? wg * N / 2 : 0);
         float v[NC];
-        if (!(FP8 && CL > 1)) scale(s);
-        if (blk * 64 + 64 > min_limit) {
-            const int token = blk * 64 + 16 * w + (FP8 ? tok8(g) : g);
-#pragma unroll
-            for (int j = 0; j < N / 8; j++) {
-                const int2 k = lim[4 * j + c];
-                if (token >= k.x) s[4 * j] = -CUDART_INF_F;
-                if (token >= k.y) s[4 * j + 1] = -CUDART_INF_F;
-                if (token + 8 >= k.x) s[4 * j + 2] = -CUDART_INF_F;
-                if (token + 8 >= k.y) s[4 * j + 3] = -CUDART_INF_F;
-            }
-        }
+        scale_columns(s, (const float *)(smem + sm.colscale) + (SPLIT ? wg * N : 0), c);
+        if (blk * 64 + 64 > min_limit) mask_columns(s, (const int *)(smem + sm.limit) + (SPLIT ? wg * N : 0), c, blk * 64 + 16 * w + (FP8 ? tok8(g) : g));
         /* The running maximum only has to keep exp2 in range: it moves when some logit passes it by 2^SLACK. */
         bool beyond = false;
 #pragma unroll
@@ -335,7 +314,6 @@ template <int LAT, int N, int RB, bool FP8, int NW, bool SPLIT, int CL> struct S
             else qk_rows8(s);
         } else
             qk_boxes(s, last);
-        if (FP8 && CL > 1) scale(s); /* the blocks' queries are scaled each by their own powers of two */
         if constexpr (CL > 1) exchange(s);
         softmax(s, blk, len, min_limit);
         if constexpr (FP8) pv_fp8();

@@ -1,17 +1,19 @@
-/* The trio kernel, for many query rows: within a block warpgroups have roles. Warpgroups 0 and 1 hold O, half of the block's
- * latents each; warpgroup 2 multiplies keys and queries and takes the softmax.
+/* The trio kernel, for many query rows: within a block warps have three roles. Warpgroups 0 and 1 hold O, half of the block's
+ * latents each; warpgroups 2 and 3 multiply keys and queries and take the softmax, every other page each; one warp copies.
  *
- * CL = 2: two blocks of a cluster share the pages, each with half of the latents (LAT). The sums of S over a block's latents are halves, too. Each block takes the softmax of half of the N columns: it gets its
- * twin's sums for them, and sends its P to the twin. Own columns lie first, so block 1 has its rows turned by N / 2; a
- * column's maximum and total are kept in one place. While this goes on, the next page's S is multiplied.
  * What goes to the warpgroups of O is a message: P of a page, and a note: whether the maximum moved and by which factors; or,
- * at the end of a sequence, a note of the factors that finish O. Two buffers of both. */
+ * at the end of a sequence, a note of the factors that finish O. Two buffers of both; message i is warpgroup 2 + i % 2's. The
+ * maximum is common to both: messages look at it, and may move it, in order.
+ *
+ * CL = 2: two blocks of a cluster share the pages, each with half of the latents (LAT), so the sums of S are halves, too. Each
+ * block takes the softmax of half of the N columns: it gets its twin's sums for them, and sends its P to the twin. Own columns
+ * lie first, so block 1 has its rows turned by N / 2; a column's maximum and total are kept in one place. */
 #ifndef MLA_CUDA_DECODE_TRIO_CUH
 #define MLA_CUDA_DECODE_TRIO_CUH
 #include "cuda/decode_trio_softmax.cuh"
 #include "cuda/decode_trio_sums.cuh"
 
-enum { TRIO_THREADS = 384 };
+enum { TRIO_THREADS = 512 };
 
 #ifdef MLA_HOPPER
 /* Both roles walk over the sequences and pages of the block's part of the plan; b = -1: queries of nobody (decode_walk.cuh). */
@@ -45,46 +47,35 @@ __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
 #ifdef MLA_HOPPER
     extern __shared__ __align__(1024) char smem_raw[];
     char *smem = smem_1024(smem_raw);
-    constexpr bool ROWS8 = decode_trio_rows8(FP8, CL), WIDE = LAT / 128 * (N / 2) > 96; /* more sums than fit 152 registers */
+    constexpr bool ROWS8 = decode_trio_rows8(FP8, CL);
     const DecodeSmem sm(N, LAT / 64 + 1, d.slots, TRIO, ROWS8 ? decode_unit(LAT, 1) : BOX, CL);
     const uint32_t base = smem_u32(smem);
     if (threadIdx.x == 0) {
         const uint32_t bar = base + sm.bars + 16 * d.slots;
-        const int counts[8] = {4, 4, 8 * CL, 8 * CL, 1, 4, 8, 4}; /* as TrioRole names them */
-        for (int i = 0; i < 8; i++) mbar_init(bar + i * 8, counts[i]);
+        const int counts[12] = {CL > 1 ? 1 : 4, CL > 1 ? 1 : 4, 8 * CL, 8 * CL, 1, 1, 1, 1, 4, 8, 8, 1}; /* as TrioRole names them */
+        for (int i = 0; i < 12; i++) mbar_init(bar + i * 8, counts[i]);
     }
-    if (threadIdx.x < 2 * decode_note(N) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
+    if (!ROWS8 && threadIdx.x == 0)
+        for (int i = 0; i < ROPES; i++) mbar_init(base + sm.bars + (2 * d.slots + 12 + i) * 8, 1), mbar_init(base + sm.bars + (2 * d.slots + 12 + ROPES + i) * 8, 4);
+    if (CL > 1 && threadIdx.x < 2) mbar_init(base + sm.top + N / CL * 4 + 16 + threadIdx.x * 8, 1);
+    if (threadIdx.x < (2 * decode_note(N) + decode_top(N / CL)) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
     init_ring(base + sm.bars, d.slots, ROWS8 ? 8 : 4);
     if (CL > 1) cluster_sync();
     if (threadIdx.x >= TRIO_THREADS) {
-        regs_shrink<40>();
+        regs_shrink<32>();
         grid_wait();
-        if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, FP8, 0, ROWS8, CL>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, FP8, 0, ROWS8, CL, !ROWS8>(&mc, &mr, d, base, sm);
         __syncwarp();
     } else if (threadIdx.x < 256) {
-        regs_grow<WIDE ? 168 : 152>();
+        regs_grow<FP8 ? 144 : 128>();
         TrioSums<LAT, N, FP8, CL> k(d, smem, sm);
         trio_walk<CL>(d, k, [&](int, int i0, int i1) {
             for (int i = i0; i < i1; i++) k.page();
         });
     } else {
-        regs_grow<WIDE ? 136 : 168>();
+        regs_shrink<FP8 ? 80 : 96>();
         TrioSoftmax<LAT, N, FP8, CL> k(d, smem, sm);
-        trio_walk<CL>(d, k, [&](int len, int i0, int i1) {
-            const int min_limit = len - d.s_q + 1;
-            if (CL == 1) {
-                for (int i = i0; i < i1; i++) {
-                    k.multiply();
-                    k.multiplied();
-                    k.template page<false>(i, len, min_limit);
-                }
-                return;
-            }
-            k.multiply();
-            k.multiplied();
-            for (int i = i0; i + 1 < i1; i++) k.template page<true>(i, len, min_limit);
-            k.template page<false>(i1 - 1, len, min_limit);
-        });
+        trio_walk<CL>(d, k, [&](int len, int i0, int i1) { k.pages(len, i0, i1); });
     }
     if (CL > 1) cluster_sync(); /* the twin may still send to this block */
 #endif

@@ -25,8 +25,13 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     }
     __device__ __forceinline__ void queries(int b, int len)
     {
-        if (b >= 0) mbar_wait(this->q_free(), (sequences++ & 1) ^ 1);
-        load_q<LAT, N, 1, FP8, 8>(d, smem, sm, b, len, rank * LAT, rank * OWN);
+        const uint32_t boxes = d.maps ? this->q_boxes() : 0;
+        if (boxes && b < 0) return;
+        if (b >= 0) mbar_wait(this->q_free(), (sequences & 1) ^ 1);
+        if (boxes && threadIdx.x == 0) fetch_q<LAT, N, 1, CL>(d, base + sm.q, boxes, b, rank * LAT, rank);
+        __syncwarp();
+        load_q<LAT, N, 1, FP8, 8>(d, smem, sm, b, len, rank * LAT, rank * OWN, boxes, sequences & 1);
+        sequences += b >= 0;
         fence_async_smem();
         __syncwarp();
         mbar_arrive_if(this->q_full(), lane == 0 && b >= 0);
@@ -51,7 +56,6 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
 #pragma unroll
                 for (int i = 0; i < TILES; i++) acc[i][4 * j] *= k.x, acc[i][4 * j + 1] *= k.y, acc[i][4 * j + 2] *= k.x, acc[i][4 * j + 3] *= k.y;
             }
-        if (CL > 1) fence_async_smem(); /* the twin's half came by ordinary stores */
 #pragma unroll
         for (int i = 0; i < TILES; i++) wgmma_pin(acc[i]);
         wgmma_fence();
@@ -121,31 +125,45 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         wgmma_wait<0>();
         this->release(pos.at(half * TILES + TILES - 1, d.slots));
     }
+    /* Short code: it runs once a sequence, from a cold instruction cache. */
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
     {
+        long long *rows = (long long *)(smem + sm.rows); /* where a column's row begins, in elements; -1: nowhere */
+        if (threadIdx.x < N) {
+            const int row = this->row_of(threadIdx.x);
+            rows[threadIdx.x] = row >= d.rows ? -1
+                                : whole       ? b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h
+                                              : ((long long)part_slot * N + (row - blockIdx.y * N)) * (CL * LAT);
+        }
+        bar_sync(BAR_ALL, 256);
         this->wait_sent(messages);
+        if (!whole || d.o.f32) write<true>(whole ? (char *)d.o.p : (char *)d.po);
+        else write<false>((char *)d.o.p);
+        bar_sync(BAR_ALL, 256); /* rows are read */
+        used_message();
+    }
+    template <bool F32> __device__ __forceinline__ void write(char *to)
+    {
+        const long long *rows = (const long long *)(smem + sm.rows);
         const float *note = (const float *)this->note(messages);
-        const bool f32 = !whole || d.o.f32;
+        to += (rank * LAT + half * (LAT / 2) + (FP8 ? (8 * w + g) * 4 : 16 * w + g)) * (F32 ? 4 : 2);
 #pragma unroll
         for (int k = 0; k < N / 4; k++) {
-            const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1), row = this->row_of(n),
-                      at = rank * LAT + half * (LAT / 2) + (FP8 ? (8 * w + g) * 4 : 16 * w + g);
+            const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1);
+            const long long at = rows[n];
             const float f = note[n];
-            if (row >= d.rows) continue;
-            const size_t part = ((size_t)part_slot * N + (row - blockIdx.y * N)) * CL * LAT + at,
-                         o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + at;
-            char *to = whole ? (char *)d.o.p + o * (f32 ? 4 : 2) : (char *)(d.po + part);
+            if (at < 0) continue;
+            char *row = to + at * (F32 ? 4 : 2);
 #pragma unroll
             for (int i = 0; i < TILES; i++)
 #pragma unroll
                 for (int hi = 0; hi < 2; hi++) {
                     const float y = acc[i][e + 2 * hi] * f;
-                    const int k = FP8 ? 128 * (i >> 1) + 2 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: four latents side by side */
-                    if (f32) ((float *)to)[k] = y;
-                    else ((__nv_bfloat16 *)to)[k] = __float2bfloat16_rn(y);
+                    const int j = FP8 ? 128 * (i >> 1) + 2 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: four latents side by side */
+                    if (F32) ((float *)row)[j] = y;
+                    else ((__nv_bfloat16 *)row)[j] = __float2bfloat16_rn(y);
                 }
         }
-        used_message();
     }
 };
 #endif

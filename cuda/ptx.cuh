@@ -133,6 +133,10 @@ static __device__ __forceinline__ void tma_put_if(const CUtensorMap *map, uint32
                  : "memory");
 }
 static __device__ __forceinline__ void bulk_put_wait(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+static __device__ __forceinline__ void lds128(uint32_t (&v)[4], uint32_t addr)
+{
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
+}
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
 template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
@@ -159,6 +163,11 @@ static __device__ __forceinline__ uint32_t wgmma_lo(uint32_t addr) { return ((ad
 template <uint32_t GROUP = 1024> static __device__ __forceinline__ uint64_t wgmma_at(uint32_t lo, uint32_t bytes)
 {
     return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x40000000u | GROUP >> 4) << 32);
+}
+/* K-major with rows of 64 bytes, swizzled by 64. */
+static __device__ __forceinline__ uint64_t wgmma_narrow_at(uint32_t lo, uint32_t bytes)
+{
+    return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x80000000u | 512 >> 4) << 32);
 }
 /* M-major operands wider than 64: the next 64 columns are `next` bytes further. */
 static __device__ __forceinline__ uint64_t wgmma_wide_at(uint32_t lo, uint32_t next)
@@ -213,6 +222,11 @@ static __device__ __forceinline__ void cluster_put(uint32_t addr, uint32_t bar, 
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(addr), "r"(bar),
                  "f"(x), "f"(y), "f"(z), "f"(w)
                  : "memory");
+}
+/* Contiguous bytes (a multiple of 16) of this block into another block's shared memory, counted by its mbarrier. */
+static __device__ __forceinline__ void cluster_copy(uint32_t addr, uint32_t from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(addr), "r"(from), "r"(bytes), "r"(bar) : "memory");
 }
 /* Arrives on another block's mbarrier (by cluster_addr). Releasing to the cluster would be a fence of 2000 clocks: what is
  * announced here are reads, and they are done. */

@@ -30,7 +30,7 @@ mla_status tensor_box_map(CUtensorMap *m, const void *base, const TensorBox *b, 
     if (st) return st;
     const CUresult r = encode(m, b->elem == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, (cuuint32_t)b->rank, (void *)base,
                               b->dims, b->strides, b->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              b->swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                              !b->swizzle ? CU_TENSOR_MAP_SWIZZLE_NONE : b->box[0] * (unsigned)b->elem == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                               b->stream ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r == CUDA_SUCCESS) return MLA_OK;
     return mla_fail(err, MLA_EINVAL, "%s: tensor map of %llu x %llu, rows of %llu bytes: driver error %d", what, (unsigned long long)b->dims[0],

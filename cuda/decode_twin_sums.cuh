@@ -1,0 +1,152 @@
+/* Twin kernel, a warpgroup of O: loads queries with its neighbour, adds P V page by page, writes what comes of a sequence. */
+#ifndef MLA_CUDA_DECODE_TWIN_SUMS_CUH
+#define MLA_CUDA_DECODE_TWIN_SUMS_CUH
+#include "cuda/decode_twin_role.cuh"
+
+#ifdef MLA_HOPPER
+template <int LAT, int N, bool FP8, int CL> struct TwinSums : TwinRole<LAT, N, FP8, CL> {
+    using R = TwinRole<LAT, N, FP8, CL>;
+    using typename R::RingPos;
+    using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::rank, R::sequences, R::sm, R::smem, R::w, R::NB, R::OWN, R::PER;
+    static constexpr int TILES = LAT / 128;
+    float acc[TILES][N / 2];
+    int half;
+
+    __device__ __forceinline__ TwinSums(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : R(d_, smem_, sm_)
+    {
+        half = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+    }
+    __device__ __forceinline__ void begin()
+    {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) acc[i][j] = 0.f;
+    }
+    __device__ __forceinline__ void queries(int b, int len)
+    {
+        if (b >= 0) mbar_wait(this->q_free(), (sequences++ & 1) ^ 1);
+        load_q<LAT, N, 1, FP8, 8>(d, smem, sm, b, len, rank * LAT, rank * OWN);
+        fence_async_smem();
+        __syncwarp();
+        mbar_arrive_if(this->q_full(), lane == 0 && b >= 0);
+    }
+    __device__ __forceinline__ void used_message()
+    {
+        __syncwarp();
+        mbar_arrive_if(this->used(messages), lane == 0);
+        if (CL > 1) cluster_arrive_if(cluster_addr(this->used(messages), rank ^ 1), lane == 0);
+        messages++;
+    }
+    __device__ __forceinline__ void page()
+    {
+        this->wait_sent(messages);
+        const char *note = this->note(messages);
+        const int own = *(const int *)(note + R::FLAGS), twin = *(const int *)(note + R::FLAGS + 16);
+        if (own | (CL > 1 ? twin : 0))
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) {
+                float2 k = ((const float2 *)note)[4 * j + c];
+                if (!(j < OWN / 8 ? own : twin)) k = make_float2(1.f, 1.f);
+#pragma unroll
+                for (int i = 0; i < TILES; i++) acc[i][4 * j] *= k.x, acc[i][4 * j + 1] *= k.y, acc[i][4 * j + 2] *= k.x, acc[i][4 * j + 3] *= k.y;
+            }
+        if (CL > 1) fence_async_smem(); /* the twin's half came by ordinary stores */
+#pragma unroll
+        for (int i = 0; i < TILES; i++) wgmma_pin(acc[i]);
+        wgmma_fence();
+        const uint32_t p = wgmma_lo(this->p_addr(messages));
+        if constexpr (FP8) add_fp8(p);
+        else if constexpr (R::ROWS8) add_rows8(p);
+        else add_boxes(p);
+        used_message();
+        pos = pos.at(R::UNITS, d.slots);
+    }
+    __device__ __forceinline__ void add_fp8(uint32_t p)
+    {
+        uint32_t a[2][2][4], v[2][4];
+#pragma unroll
+        for (int i = 0; i < TILES / 2; i++) {
+            const RingPos r = pos.at(half * (TILES / 2) + i, d.slots);
+            this->wait_full(r);
+            const uint32_t at = this->slot_addr(r);
+            pv_load(v[0], at, 0, w, g, c);
+#pragma unroll
+            for (int ks = 0; ks < 4; ks++) {
+                if (ks < 3) pv_load(v[(ks + 1) & 1], at, ks + 1, w, g, c);
+                if (i || ks > 1) wgmma_wait<1>();
+                pv_frags(a[ks & 1], v[ks & 1]);
+                wgmma_fence();
+                Wgmma<N>::template rs<true>(acc[2 * i], a[ks & 1][0], wgmma_at(p, ks * 32));
+                Wgmma<N>::template rs<true>(acc[2 * i + 1], a[ks & 1][1], wgmma_at(p, ks * 32));
+                wgmma_commit();
+            }
+            this->release(r); /* its bytes are in registers */
+        }
+        wgmma_wait<0>();
+    }
+    __device__ __forceinline__ void add_rows8(uint32_t p)
+    {
+#pragma unroll
+        for (int ks = 0; ks < 4; ks++) { /* slots are released one by one */
+            const RingPos r = pos.at(ks, d.slots);
+            this->wait_full(r);
+            const uint32_t at = wgmma_lo(this->slot_addr(r));
+#pragma unroll
+            for (int i = 0; i < TILES; i++) Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at<R::GROUP>(at, (half * TILES + i) * 1024), wgmma_at(p, ks * 32));
+            wgmma_commit();
+            if (ks) {
+                wgmma_wait<1>();
+                this->release(pos.at(ks - 1, d.slots));
+            }
+        }
+        wgmma_wait<0>();
+        this->release(pos.at(3, d.slots));
+    }
+    __device__ __forceinline__ void add_boxes(uint32_t p)
+    {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const RingPos r = pos.at(half * TILES + i, d.slots);
+            this->wait_full(r);
+            const uint32_t at = wgmma_lo(this->slot_addr(r));
+#pragma unroll
+            for (int ks = 0; ks < 4; ks++) Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at(at, ks * 2048), wgmma_at(p, ks * 32));
+            wgmma_commit();
+            if (i) {
+                wgmma_wait<1>();
+                this->release(pos.at(half * TILES + i - 1, d.slots));
+            }
+        }
+        wgmma_wait<0>();
+        this->release(pos.at(half * TILES + TILES - 1, d.slots));
+    }
+    __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
+    {
+        this->wait_sent(messages);
+        const float *note = (const float *)this->note(messages);
+        const bool f32 = !whole || d.o.f32;
+#pragma unroll
+        for (int k = 0; k < N / 4; k++) {
+            const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1), row = this->row_of(n),
+                      at = rank * LAT + half * (LAT / 2) + (FP8 ? (8 * w + g) * 4 : 16 * w + g);
+            const float f = note[n];
+            if (row >= d.rows) continue;
+            const size_t part = ((size_t)part_slot * N + (row - blockIdx.y * N)) * CL * LAT + at,
+                         o = (size_t)(b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h) + at;
+            char *to = whole ? (char *)d.o.p + o * (f32 ? 4 : 2) : (char *)(d.po + part);
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++) {
+                    const float y = acc[i][e + 2 * hi] * f;
+                    const int k = FP8 ? 128 * (i >> 1) + 2 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: four latents side by side */
+                    if (f32) ((float *)to)[k] = y;
+                    else ((__nv_bfloat16 *)to)[k] = __float2bfloat16_rn(y);
+                }
+        }
+        used_message();
+    }
+};
+#endif
+#endif
