@@ -68,7 +68,7 @@ static mla_status check_finite(mla_rt *rt, const rt_layer *l, const rt_block *b,
     size_t D = rt->cfg->hidden;
     mla_range r;
     char text[32];
-    if (b->rows == b->n) return MLA_OK; /* one row per sequence */
+    if (b->rows == b->n || b->piece[0].at) return MLA_OK; /* one row per sequence, or a step that may be recorded */
     RT_TRY(RT_OP(rt, range, b->x, b->rows, D, D, &r, err));
     if (!r.nonfinite) return MLA_OK;
     for (size_t i = 0; i < b->n; i++)

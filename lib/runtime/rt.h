@@ -98,6 +98,18 @@ typedef struct { /* pages of the KV caches: one id is a range of slots in every 
     size_t n_free, used;     /* ids below `used` were handed out at least once */
 } rt_pool;
 
+/* RT_STEP_TOKENS: up to this many tokens of a sequence count as decoding (a step, a verified draft): latents stay absorbed.
+ * RT_STEP_ROWS: of a step that is recorded, all sequences together; RT_TAPES: such steps kept. */
+enum { RT_STEP_TOKENS = 4, RT_STEP_ROWS = 8, RT_TAPES = 4 };
+
+typedef struct { /* a step that is recorded once it recurs: T[i] tokens of seq[i] */
+    mla_seq *seq[RT_STEP_ROWS];
+    size_t T[RT_STEP_ROWS], n;
+    mla_tape *tape;          /* NULL: none yet */
+    size_t moved, steps;     /* the runtime's `moved` of the tape or of the last plain steps, and how many these were */
+    size_t used;             /* when: the one unused for longest makes room */
+} rt_tape;
+
 struct mla_rt {
     const mla_model *model;
     const mla_config *cfg;
@@ -119,6 +131,8 @@ struct mla_rt {
     mla_kv_codec_fn codec;   /* NULL: none */
     void *codec_ctx;
     size_t moved;            /* counts what makes a recorded step void: memory given back, scales */
+    rt_tape tape[RT_TAPES];
+    size_t steps;            /* of all */
 };
 
 struct mla_seq {
@@ -139,8 +153,6 @@ struct mla_seq {
     rt_buf len_at, pages_at; /* the cursor's: len, and the block table, of which `sent` entries are there */
     size_t sent;
     mla_cursor at;
-    mla_tape *tape;          /* a recorded step; NULL: none */
-    size_t moved, steps;     /* the runtime's `moved` of the tape or of the last plain steps, and how many these were */
 };
 
 typedef struct { /* rows [row, row + n) of a block belong to tokens [pos, pos + n) of a sequence */
@@ -227,12 +239,13 @@ MLA_CHECKED mla_status rt_seq_states(mla_seq *s, mla_err *err);               /*
 /* cos and sin (T, rot/2) of positions pos (T, 3), host. */
 void rt_rope_rows(const mla_config *c, const double *inv_freq, const int32_t *pos, size_t T, float *cos_out, float *sin_out);
 
-/* step.c: a decode step of one sequence by a cursor in device memory, so that devices that can record it once and replay it. */
+/* step.c: a decode step by cursors in device memory, so that devices that can record it once and replay it. */
 bool rt_step_fits(const mla_rt *rt, const mla_job *jobs, size_t n, mla_tap_fn tap);
-/* The cursor of the sequence, with the length it has after its next token, uploaded. */
-MLA_CHECKED mla_status rt_step_cursor(mla_seq *s, mla_err *err);
+/* The cursor of the sequence, with the length it has after its next T tokens, uploaded. */
+MLA_CHECKED mla_status rt_step_cursor(mla_seq *s, size_t T, mla_err *err);
 /* All layers of the trunk on the one block of such a step. */
-MLA_CHECKED mla_status rt_step_run(mla_rt *rt, mla_seq *s, rt_block *b, mla_err *err);
+MLA_CHECKED mla_status rt_step_run(mla_rt *rt, rt_block *b, mla_err *err);
+/* The sequence's cursor, and every recorded step that it takes part in. */
 void rt_step_free(mla_seq *s);
 
 /* layer.c and its parts: all rows of a block through one layer. */

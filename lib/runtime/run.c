@@ -12,11 +12,8 @@ typedef struct {
     rt_piece *piece;
     rt_block *block;
     size_t n_block;
-    bool step;               /* one token of one sequence, by its cursor */
+    bool step;               /* a few tokens, by cursors */
 } pass;
-
-/* A prompt of up to this many tokens counts as decoding (a step, a verified draft): latents stay absorbed. */
-#define DECODE_TOKENS 4
 
 static mla_status check_ids(const mla_job *j, size_t at, size_t V, mla_err *err)
 {
@@ -52,8 +49,9 @@ static mla_status prepare(pass *p, mla_err *err)
         RT_TRY(rt_seq_states(j->seq, err));
         RT_TRY(rt_seq_pages(j->seq, j->seq->len + j->T, err));
         RT_TRY(rt_seq_positions(j->seq, j->pos3, j->T, err));
+        if (p->step) RT_TRY(rt_step_cursor(j->seq, j->T, err));
     }
-    return p->step ? rt_step_cursor(p->job[0].seq, err) : MLA_OK;
+    return MLA_OK;
 }
 
 static mla_status embed(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
@@ -103,7 +101,7 @@ static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
             size_t pos = s->len + t;
             p->piece[np++] = (rt_piece){.seq = s, .job = i, .row = b->rows, .n = n, .pos = pos, .cos = mla_at(s->cos.p, pos * half),
                                         .sin = mla_at(s->sin.p, pos * half), .at = p->step ? &s->at : NULL,
-                                        .expand = j->T <= DECODE_TOKENS ? rt->o.expand_decode : !rt->o.absorb_prefill};
+                                        .expand = j->T <= RT_STEP_TOKENS ? rt->o.expand_decode : !rt->o.absorb_prefill};
             b->n++;
             b->rows += n;
             row += n;
@@ -116,7 +114,7 @@ static mla_status cut(pass *p, mla_tap_fn tap, void *ctx, mla_err *err)
 static mla_status layers(pass *p, mla_err *err)
 {
     mla_rt *rt = p->rt;
-    if (p->step) return rt_step_run(rt, p->job[0].seq, &p->block[0], err);
+    if (p->step) return rt_step_run(rt, &p->block[0], err);
     for (size_t i = 0; i < rt->n_trunk; i++) {
         rt_layer *l = &rt->layer[i];
         rt_layer *next = rt->o.stream_layers && i + 1 < rt->n_trunk ? l + 1 : NULL;

@@ -38,6 +38,7 @@ mla_status mla_rt_share(mla_rt **out, mla_rt *of, mla_dtype kv_dtype, mla_err *e
     rt->single = NULL;
     rt->o.kv_dtype = kv_dtype;
     rt->bytes = rt->peak = rt->open_seqs = rt->children = 0;
+    memset(rt->tape, 0, sizeof rt->tape); /* of its own sequences */
     rt->parent = of;
     rt->codec = NULL;
     memset(rt->scratch, 0, sizeof rt->scratch);

@@ -10,7 +10,7 @@
 #include "tensor/compare.h"
 #include "tell.h"
 
-static size_t replays;
+static size_t replays, drafts, together; /* of all, of several tokens, of two sequences */
 static mla_status (*real_replay)(mla_backend *, const mla_tape *, mla_err *);
 
 static mla_status counted(mla_backend *be, const mla_tape *t, mla_err *e)
@@ -19,7 +19,7 @@ static mla_status counted(mla_backend *be, const mla_tape *t, mla_err *e)
     return real_replay(be, t, e);
 }
 
-enum { PROMPT = 50, STEPS = 30, TURNS = 3, SHARED_RANK = 40 };
+enum { PROMPT = 50, STEPS = 30, DRAFTS = 5, DRAFT = 3, BOTH = 5, TURNS = 3, SHARED_RANK = 40 };
 
 typedef struct {
     const char *name;
@@ -70,7 +70,17 @@ static void feed(mla_rt *rt, mla_seq *s, size_t T, uint64_t seed, float *logits)
 static size_t turns(void) { return cut_small() ? 1 : TURNS; }
 static size_t steps(void) { return cut_small() ? 6 : STEPS; }
 
-/* Logits (TURNS * (STEPS + 1) * 2, V): steps of one sequence and of its fork, prompts of another between them. */
+/* A token of s and two of its fork in one run, logits (2, V) of the last ones. */
+static void feed_both(mla_rt *rt, mla_seq *s, mla_seq *fork, uint64_t seed, float *logits)
+{
+    int32_t ids[3];
+    size_t V = mla_rt_config(rt)->vocab;
+    for (size_t t = 0; t < 3; t++) ids[t] = (int32_t)(mla_rng_u64(seed, t) % V);
+    mla_job j[2] = {{.seq = s, .ids = ids, .T = 1, .logits = logits}, {.seq = fork, .ids = ids + 1, .T = 2, .logits_from = 1, .logits = logits + V}};
+    must(mla_rt_run(rt, j, 2, NULL, NULL, &err), "run");
+}
+
+/* Logits: steps of one sequence, drafts of several tokens, its fork, both together, prompts of another between them. */
 static float *answers(mla_backend *be, const mla_model *m, const kind *k, bool plain, size_t *rows)
 {
     mla_rt_opts o = {.precision = k->precision, .kv_dtype = k->kv, .keys16 = k->keys16, .plain_steps = plain};
@@ -79,16 +89,22 @@ static float *answers(mla_backend *be, const mla_model *m, const kind *k, bool p
     must(mla_rt_open(&rt, m, be, &o, &err), "runtime");
     set_layers(rt, k);
     size_t V = mla_rt_config(rt)->vocab, n = 0;
-    float *out = mla_alloc(TURNS * (STEPS + 1) * 2, V, sizeof *out);
+    float *out = mla_alloc(TURNS * ((STEPS + 1) * 2 + DRAFTS + 2 * BOTH), V, sizeof *out);
     must(mla_seq_new(&s, rt, 400, &err), "sequence");
     must(mla_seq_new(&other, rt, 2000, &err), "sequence");
     for (size_t turn = 0; turn < turns(); turn++) {
         feed(rt, s, PROMPT, turn, out + n++ * V);
         for (size_t i = 0; i < steps(); i++) feed(rt, s, 1, 10 + turn, out + n++ * V);
+        drafts -= replays;
+        for (size_t i = 0; i < DRAFTS; i++) feed(rt, s, DRAFT, 50 + turn, out + n++ * V);
+        drafts += replays;
         feed(rt, other, 100 + 150 * turn, 20, out + n * V); /* longer each time: scratch and caches grow */
         must(mla_seq_fork(&fork, s, 400, &err), "fork");
         feed(rt, fork, 1, 30, out + n++ * V);
         for (size_t i = 0; i < steps(); i++) feed(rt, i % 2 ? fork : s, 1, 30 + i, out + n++ * V);
+        together -= replays;
+        for (size_t i = 0; i < BOTH; i++, n += 2) feed_both(rt, s, fork, 70 + i, out + n * V);
+        together += replays;
         mla_seq_free(fork);
         if (turn == 1) mla_seq_reset(s);
     }
@@ -103,11 +119,11 @@ static void run(mla_backend *gpu, const mla_model *m, const kind *k)
 {
     size_t n, V = mla_model_config(m)->vocab;
     float *plain = answers(gpu, m, k, true, &n);
-    replays = 0;
+    replays = drafts = together = 0;
     float *taped = answers(gpu, m, k, false, &n);
     check(mla_count_nonfinite(taped, n * V, NULL) == 0, k->name, "logits that are no numbers");
     check(!memcmp(plain, taped, n * V * sizeof *plain), k->name, "recorded steps differ from plain ones");
-    check(k->tapes ? replays > (cut_small() ? 0 : STEPS) : replays == 0, k->name, "how many steps were replayed");
+    check(k->tapes ? replays > (cut_small() ? 0 : STEPS) && drafts && together : replays == 0, k->name, "how many steps were replayed");
     mla_free(plain);
     mla_free(taped);
 }
