@@ -14,7 +14,7 @@ static mla_err err;
         if ((x) != MLA_OK) fprintf(stderr, "%s: %s\n", #x, err.msg), exit(3);    \
     } while (0)
 
-static Vec normals(size_t n, uint64_t seed, float scale = 1.f)
+static inline Vec normals(size_t n, uint64_t seed, float scale = 1.f)
 {
     Vec v(n);
     for (size_t i = 0; i < n; i++) v[i] = cut_normal(seed, i) * scale;
@@ -43,13 +43,13 @@ struct Mem {
     }
 };
 
-static mla_status dense_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
+static inline mla_status dense_rows(void *ctx, size_t row0, size_t n, float *dst, mla_err *)
 {
     const std::pair<const Vec *, size_t> *d = (const std::pair<const Vec *, size_t> *)ctx;
     memcpy(dst, d->first->data() + row0 * d->second, n * d->second * 4);
     return MLA_OK;
 }
-static mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, mla_precision p)
+static inline mla_weight *weight(mla_backend *be, const Vec &w, size_t out, size_t in, mla_precision p)
 {
     std::pair<const Vec *, size_t> ctx(&w, in);
     mla_weight_desc d = {out, in, p, dense_rows, &ctx, NULL, false};

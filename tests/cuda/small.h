@@ -3,8 +3,9 @@
 #define MLA_TESTS_CUDA_SMALL_H
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* MLA_TEST_SMALL=n keeps every n-th case (1 or no number: every fourth). 0: all. */
+/* MLA_TEST_SMALL=n keeps every n-th case (1 or no number: every fourth), n:k those from the k-th on. 0: all. */
 static inline int cut_small(void)
 {
     const char *s = getenv("MLA_TEST_SMALL");
@@ -12,5 +13,10 @@ static inline int cut_small(void)
     return !s ? 0 : n > 1 ? n : 4;
 }
 /* Whether the case with this running number is one of them. */
-static inline bool cut_kept(int number) { return !cut_small() || number % cut_small() == 0; }
+static inline bool cut_kept(int number) 
+{
+    const char *s = getenv("MLA_TEST_SMALL"), *first = s ? strchr(s, ':') : NULL;
+    const int from = first ? atoi(first + 1) : 0;
+    return !cut_small() || (number >= from && (number - from) % cut_small() == 0);
+}
 #endif

@@ -1,4 +1,4 @@
-/* Part of test_ops.cu: bf16 weights that cross as they are stored. */
+/* Part of test_linear.cu: bf16 weights that cross as they are stored. */
 static mla_status stored_row(const mla_coded *c, size_t row, const mla_coded_row *to, mla_err *)
 {
     memcpy(to->code, (const uint16_t *)c->ctx + row * c->in, c->in * 2);

@@ -22,12 +22,13 @@ int main(void)
         printf("cuda_refine: 0 passed, 0 failed, 120 skipped\n");
         return 0;
     }
-    for (size_t i = 0; i < LOCAL_CASES; i++) must(local_run(gpu, &LOCAL_CASE[i], compare, &err), LOCAL_CASE[i].name);
+    for (size_t i = 0; i < LOCAL_CASES; i++)
+        if (cut_kept((int)i)) must(local_run(gpu, &LOCAL_CASE[i], compare, &err), LOCAL_CASE[i].name);
     snprintf(path, sizeof path, "%s/tests/fixtures/tiny-hybrid", root && *root ? root : ".");
     must(mla_model_open(&m, path, &err), path);
     must(mla_pool_new(&pool, 2, &err), "pool");
     if (!mkdtemp(dir)) return 3;
-    must(local_refine_both(gpu, m, pool, dir, compare, &err), "refinement");
+    if (!cut_small()) must(local_refine_both(gpu, m, pool, dir, compare, &err), "refinement");
     must(mla_dir_remove(dir, &err), dir);
     mla_pool_free(pool);
     mla_model_close(m);

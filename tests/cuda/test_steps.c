@@ -68,7 +68,7 @@ static void feed(mla_rt *rt, mla_seq *s, size_t T, uint64_t seed, float *logits)
 }
 
 static size_t turns(void) { return cut_small() ? 1 : TURNS; }
-static size_t steps(void) { return cut_small() ? 6 : STEPS; }
+static size_t steps(void) { return cut_small() ? 3 : STEPS; }
 
 /* A token of s and two of its fork in one run, logits (2, V) of the last ones. */
 static void feed_both(mla_rt *rt, mla_seq *s, mla_seq *fork, uint64_t seed, float *logits)
@@ -93,12 +93,12 @@ static float *answers(mla_backend *be, const mla_model *m, const kind *k, bool p
     must(mla_seq_new(&s, rt, 400, &err), "sequence");
     must(mla_seq_new(&other, rt, 2000, &err), "sequence");
     for (size_t turn = 0; turn < turns(); turn++) {
-        feed(rt, s, PROMPT, turn, out + n++ * V);
+        feed(rt, s, cut_small() ? 12 : PROMPT, turn, out + n++ * V);
         for (size_t i = 0; i < steps(); i++) feed(rt, s, 1, 10 + turn, out + n++ * V);
         drafts -= replays;
         for (size_t i = 0; i < DRAFTS; i++) feed(rt, s, DRAFT, 50 + turn, out + n++ * V);
         drafts += replays;
-        feed(rt, other, 100 + 150 * turn, 20, out + n * V); /* longer each time: scratch and caches grow */
+        feed(rt, other, cut_small() ? 20 : 100 + 150 * turn, 20, out + n * V); /* longer each time: scratch and caches grow */
         must(mla_seq_fork(&fork, s, 400, &err), "fork");
         feed(rt, fork, 1, 30, out + n++ * V);
         for (size_t i = 0; i < steps(); i++) feed(rt, i % 2 ? fork : s, 1, 30 + i, out + n++ * V);
