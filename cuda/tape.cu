@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cuda/be.cuh"
+#include "cuda/fit.cuh"
 #include "cuda/gdn.cuh"
 #include "cuda/linear_few.cuh"
 
@@ -15,15 +16,24 @@ struct CudaMix {
     int held; /* 0: nothing, 1: conv, 2: gdn, too */
 };
 
+static mla_err *last(mla_err *err) { return err; } /* the last argument of an operation */
+template <class First, class... Rest> static mla_err *last(First, Rest... rest) { return last(rest...); }
 /* Member OP of the table, after what waits. */
 template <auto OP> struct After;
 template <class... A, mla_status (*mla_backend_ops::*OP)(mla_backend *, A...)> struct After<OP> {
-    static mla_err *last(mla_err *err) { return err; }
-    template <class First, class... Rest> static mla_err *last(First, Rest... rest) { return last(rest...); }
     static mla_status run(mla_backend *be, A... a)
     {
         const mla_status st = cu_flush(cu_of(be), last(a...));
         return st ? st : (cu_of(be)->ops->*OP)(be, a...);
+    }
+};
+/* The same of a local fit's table. */
+template <auto OP> struct AfterFit;
+template <class... A, mla_status (*mla_fit_ops::*OP)(mla_backend *, A...)> struct AfterFit<OP> {
+    static mla_status run(mla_backend *be, A... a)
+    {
+        const mla_status st = cu_flush(cu_of(be), last(a...));
+        return st ? st : (cu_fit.*OP)(be, a...);
     }
 };
 
@@ -78,6 +88,9 @@ static mla_status join_norm(mla_backend *be, const mla_gated_norm_args *n, mla_e
     c->mix->held = 0;
     return run_mix(c, n, err);
 }
+static const mla_fit_ops FIT = {AfterFit<&mla_fit_ops::product>::run, AfterFit<&mla_fit_ops::spread>::run,       AfterFit<&mla_fit_ops::scale>::run,
+                                AfterFit<&mla_fit_ops::softmax>::run, AfterFit<&mla_fit_ops::softmax_back>::run, AfterFit<&mla_fit_ops::dots>::run,
+                                AfterFit<&mla_fit_ops::adam>::run,    AfterFit<&mla_fit_ops::commute>::run};
 static void set_table(mla_cuda *c)
 {
     typedef mla_backend_ops O;
@@ -89,7 +102,7 @@ static void set_table(mla_cuda *c)
     t->silu_mul = After<&O::silu_mul>::run, t->sigmoid_mul = After<&O::sigmoid_mul>::run;
     t->kv_write = After<&O::kv_write>::run, t->kv_read = After<&O::kv_read>::run, t->divisor = After<&O::divisor>::run;
     t->attention = After<&O::attention>::run, t->conv = wait_conv, t->gdn = wait_gdn;
-    t->gram = After<&O::gram>::run, t->moments = After<&O::moments>::run;
+    t->gram = After<&O::gram>::run, t->moments = After<&O::moments>::run, t->gated_change = After<&O::gated_change>::run, t->fit = &FIT;
     c->base.ops = t;
 }
 

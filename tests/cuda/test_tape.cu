@@ -1,7 +1,6 @@
-/* A recorded step: the same bits as op by op, with positions and block tables from the host or from the device; what may
- * not be recorded is refused; scratch that a tape names survives its growth; operations that are joined while recorded keep their
- * bits. A step is a delta layer, an attention layer
- * over latents and their gated layers, T tokens at a time, its caches and states carried on from step to step. */
+/* A recorded step: the same bits as op by op, with positions and block tables from the host or from the device; scratch that a tape
+ * names survives its growth. A step is a delta layer, an attention layer over latents and their gated layers, T tokens at a time,
+ * its caches and states carried on from step to step. (What is joined while recorded, and what is refused: test_joins.cu.) */
 #include <functional>
 #include <string>
 
@@ -138,7 +137,7 @@ static void same_bits(size_t T, bool fast)
     cut_check(!memcmp(host.data(), cursor.data(), host.size() * 4), (std::string(what) + "lengths from the device change bits").c_str());
     cut_check(!memcmp(host.data(), replay.data(), host.size() * 4), (std::string(what) + "a replay differs from op by op").c_str());
     if (fast) return; /* bf16: what rounding does to a whole step has no bound worth stating; every operation has its own test */
-    /* the delta rule is within 2e-5 of the reference, the 18 other operations within 2e-6 each (test_ops.cu) */
+    /* the delta rule is within 2e-5 of the reference, the 18 other operations within 2e-6 each (test_rows.cu, test_linear.cu, test_attention.cu) */
     const Cmp c = cut_compare(replay.data(), run(cpu, CURSOR).data(), replay.size()), d = cut_compare(host.data(), run(cpu, HOST).data(), host.size());
     if (!cut_close(c, 6e-5) || !cut_close(d, 6e-5)) fprintf(stderr, "  against the reference: %zu not finite, %.2e and %.2e\n", c.nonfinite, c.rel, d.rel);
     cut_check(cut_close(c, 6e-5) && cut_close(d, 6e-5), (std::string(what) + "against the CPU reference").c_str());
@@ -147,82 +146,9 @@ static void same_bits(size_t T, bool fast)
     cut_check(!cut_close(cut_compare(off.data(), host.data(), off.size()), 1e30), "a NaN is seen");
 }
 
-/* Linear layers one after the other, more than one launch takes, with the norms, sums, biases and gates they may have: replayed twice
- * the bits of operation by operation. */
-static void joined(size_t T)
-{
-    enum { ROUNDS = 5, ODD = 37 }; /* ODD: no multiple of a tile's rows */
-    const mla_precision p = MLA_PREC_BF16;
-    mla_weight *gate = weight(gpu, normals(I * D, 50, 0.05f), I, D, p), *up = weight(gpu, normals(I * D, 51, 0.05f), I, D, p), *down = weight(gpu, normals(D * I, 52, 0.05f), D, I, p),
-               *odd = weight(gpu, normals(ODD * D, 53, 0.05f), ODD, D, p);
-    Mem h(gpu, Vec(T * D)), x(gpu, Vec(T * D)), g(gpu, Vec(T * I)), u(gpu, Vec(T * I)), y(gpu, Vec(T * ODD)), z(gpu, Vec(T * D)), gain(gpu, normals(D, 54, 0.2f)), bias(gpu, normals(ODD, 55));
-    const Vec from = normals(T * D, 56);
-    auto run = [&] {
-        for (int i = 0; i < ROUNDS; i++) {
-            const mla_norm_args norm = {x, D, h, D, T, D, gain, 1e-6};
-            const mla_gated_args m = {gate, up, I, g, u, x, D, T};
-            const mla_linear_job one = {down, {h, D, g, I, T, NULL, true}}, two[2] = {{odd, {y, ODD, x, D, T, bias, i > 0}}, {gate, {u, I, x, D, T, NULL, false}}};
-            OK(gpu->ops->mlp(gpu, &norm, &m, &one, &err));
-            OK(gpu->ops->linears(gpu, &norm, two, 2, &err));
-            const mla_linear_args last = {z, D, u, I, T, NULL, i > 0};
-            OK(gpu->ops->linear(gpu, down, &last, &err));
-        }
-    };
-    auto result = [&](const std::function<void()> &f) {
-        OK(gpu->ops->upload(gpu, h, from.data(), from.size() * 4, &err));
-        f();
-        Vec all;
-        for (const Mem *m : {&h, &y, &z, &u}) {
-            const Vec r = m->get();
-            all.insert(all.end(), r.begin(), r.end());
-        }
-        return all;
-    };
-    const Vec plain = result(run);
-    mla_tape *tape = NULL;
-    OK(gpu->ops->record(gpu, &err));
-    run();
-    OK(gpu->ops->record_end(gpu, &tape, &err));
-    for (int i = 0; i < 2; i++) {
-        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
-        cut_check(r.size() == plain.size() && !memcmp(r.data(), plain.data(), r.size() * 4), "layers joined by a recording differ from the same one by one");
-    }
-    gpu->ops->tape_free(gpu, tape);
-    for (mla_weight *w : {gate, up, down, odd}) gpu->ops->weight_free(gpu, w);
-}
-
-/* Each of these needs the host; the recording that met one is void, the backend goes on. */
-static void refusals(void)
-{
-    Model m(gpu, true, 1);
-    mla_tape *tape = NULL;
-    float x[64] = {};
-    const std::function<mla_status()> calls[] = {
-        [&] { return gpu->ops->upload(gpu, m.h, x, 64, &err); },
-        [&] { return gpu->ops->download(gpu, x, m.h, 64, &err); },
-        [&] { return gpu->ops->sync(gpu, &err); },
-        [&] { mla_mem *p; return gpu->ops->alloc(gpu, &p, 64, &err); },
-        [&] { const int32_t id = 0; return gpu->ops->embed(gpu, m.in, m.h, &id, 1, &err); },
-        [&] { return gpu->ops->record(gpu, &err); },
-        [&] {
-            mla_kv_view v = {m.cache, PAGES.data(), PAGE, ROW, 0, 0, MLA_BF16, 1.f};
-            mla_kv_write_args w = {v, m.t2, ROW, 1, ROW, 0, NULL};
-            return gpu->ops->kv_write(gpu, &w, &err);
-        },
-    };
-    for (const auto &f : calls) {
-        OK(gpu->ops->record(gpu, &err));
-        cut_check(f() == MLA_EINVAL && strstr(err.msg, "record"), "refused while recording");
-        OK(gpu->ops->record_end(gpu, NULL, &err));
-    }
-    cut_check(gpu->ops->record_end(gpu, &tape, &err) == MLA_EINVAL && !tape, "record_end alone");
-    gpu->ops->tape_free(gpu, NULL);
-    OK(gpu->ops->sync(gpu, &err));
-}
-
 int main(void)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 43);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_tape", 19);
     mla_backend_opts oc = {"cpu", 2, MLA_ISA_AUTO}, og = {"cuda:0", 0, MLA_ISA_AUTO};
     OK(mla_backend_open(&cpu, &oc, &err));
     OK(mla_backend_open(&gpu, &og, &err));
@@ -230,9 +156,6 @@ int main(void)
     for (size_t T : {1, 2, 5})
         for (bool fast : {false, true})
             if (!cut_small() || T == 2) same_bits(T, fast);
-    for (size_t T = 1; T <= 8; T++)
-        if (!cut_small() || T == 3) joined(T);
-    refusals();
     mla_backend_close(gpu);
     mla_backend_close(cpu);
     return cut_end("cuda_tape");

@@ -1,0 +1,212 @@
+/* What a recording joins keeps its bits: linear layers that become phases of one launch, and every operation that comes behind layers
+ * which still wait; what needs the host is refused by name. */
+#include "backend/fit.h"
+#include "ops.h"
+
+enum { D = 512, I = 320 };
+
+/* Linear layers one after the other, more than one launch takes, with the norms, sums, biases and gates they may have: replayed twice
+ * the bits of operation by operation. */
+static void joined(size_t T)
+{
+    enum { ROUNDS = 5, ODD = 37 }; /* ODD: no multiple of a tile's rows */
+    const mla_precision p = MLA_PREC_BF16;
+    mla_weight *gate = weight(gpu, normals(I * D, 50, 0.05f), I, D, p), *up = weight(gpu, normals(I * D, 51, 0.05f), I, D, p), *down = weight(gpu, normals(D * I, 52, 0.05f), D, I, p),
+               *odd = weight(gpu, normals(ODD * D, 53, 0.05f), ODD, D, p);
+    Mem h(gpu, Vec(T * D)), x(gpu, Vec(T * D)), g(gpu, Vec(T * I)), u(gpu, Vec(T * I)), y(gpu, Vec(T * ODD)), z(gpu, Vec(T * D)), gain(gpu, normals(D, 54, 0.2f)), bias(gpu, normals(ODD, 55));
+    const Vec from = normals(T * D, 56);
+    auto run = [&] {
+        for (int i = 0; i < ROUNDS; i++) {
+            const mla_norm_args norm = {x, D, h, D, T, D, gain, 1e-6};
+            const mla_gated_args m = {gate, up, I, g, u, x, D, T};
+            const mla_linear_job one = {down, {h, D, g, I, T, NULL, true}}, two[2] = {{odd, {y, ODD, x, D, T, bias, i > 0}}, {gate, {u, I, x, D, T, NULL, false}}};
+            OK(gpu->ops->mlp(gpu, &norm, &m, &one, &err));
+            OK(gpu->ops->linears(gpu, &norm, two, 2, &err));
+            const mla_linear_args last = {z, D, u, I, T, NULL, i > 0};
+            OK(gpu->ops->linear(gpu, down, &last, &err));
+        }
+    };
+    auto result = [&](const std::function<void()> &f) {
+        OK(gpu->ops->upload(gpu, h, from.data(), from.size() * 4, &err));
+        f();
+        Vec all;
+        for (const Mem *m : {&h, &y, &z, &u}) {
+            const Vec r = m->get();
+            all.insert(all.end(), r.begin(), r.end());
+        }
+        return all;
+    };
+    const Vec plain = result(run);
+    mla_tape *tape = NULL;
+    OK(gpu->ops->record(gpu, &err));
+    run();
+    OK(gpu->ops->record_end(gpu, &tape, &err));
+    for (int i = 0; i < 2; i++) {
+        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
+        cut_check(r.size() == plain.size() && !memcmp(r.data(), plain.data(), r.size() * 4), "layers joined by a recording differ from the same one by one");
+    }
+    gpu->ops->tape_free(gpu, tape);
+    for (mla_weight *w : {gate, up, down, odd}) gpu->ops->weight_free(gpu, w);
+}
+
+/* Operations behind a layer that waits for more to join it: each reads, or writes, what that layer writes. Replayed twice the bits of
+ * one by one; before every run all buffers hold other numbers than the layer's. */
+static void behind(void)
+{
+    enum { T = 2, N = T * D };
+    mla_weight *w = weight(gpu, normals(D * D, 60, 0.05f), D, D, MLA_PREC_BF16);
+    const Vec from[4] = {normals(N, 61), normals(N, 62), normals(N, 63), normals(N, 64)};
+    std::vector<double> zero(D * D);
+    const int32_t len = T, page[2] = {1, 0};
+    Mem x(gpu, from[0]), y(gpu, from[1]), z(gpu, from[2]), u(gpu, from[3]), sums(gpu, zero.data(), zero.size() * 8), L(gpu, &len, 4), P(gpu, page, 8);
+    const mla_cursor at = {L, P, 2};
+    auto ops = [&] { return gpu->ops; }; /* another table while recording */
+    const struct {
+        const char *name;
+        std::function<mla_status()> run;
+    } CASE[] = {
+        {"copy", [&] { return ops()->copy(gpu, z, y, N * 4, &err); }},
+        {"zero", [&] { return ops()->zero(gpu, y, N * 4, &err); }},
+        {"rmsnorm", [&] { mla_norm_args a = {z, D, y, D, T, D, u, 1e-6}; return ops()->rmsnorm(gpu, &a, &err); }},
+        {"gated_norm", [&] { mla_gated_norm_args a = {z, u, y, u, T * 4, D / 4, 1e-6}; return ops()->gated_norm(gpu, &a, &err); }},
+        {"rope", [&] { mla_rope_args a = {y, D, T, 4, D / 4, 64, u, z, &at}; return ops()->rope(gpu, &a, &err); }},
+        {"add", [&] { return ops()->add(gpu, z, y, N, &err); }},
+        {"add_rows", [&] { return ops()->add_rows(gpu, z, D, T, D, y, -1.f, &err); }},
+        {"silu_mul", [&] { return ops()->silu_mul(gpu, z, y, u, N, &err); }},
+        {"sigmoid_mul", [&] { return ops()->sigmoid_mul(gpu, z, y, T, D, D, &err); }},
+        {"copy_rows", [&] { return ops()->copy_rows(gpu, z, D, y, D, T, 37, &err); }},
+        {"kv_write", [&] { mla_kv_write_args a = {{z, NULL, 1, D, 0, 0, MLA_F32, 1.f}, y, D, T, D, 0, &at}; return ops()->kv_write(gpu, &a, &err); }},
+        {"kv_read", [&] { mla_kv_read_args a = {{y, NULL, 1, D, 0, 0, MLA_F32, 1.f}, z, D, 0, T, D}; return ops()->kv_read(gpu, &a, &err); }},
+        {"conv", [&] { mla_conv_args a = {z, y, u, mla_at(u, 4 * 100), T, 100, 4}; return ops()->conv(gpu, &a, &err); }},
+        {"gram", [&] { mla_gram_args a = {sums, NULL, y, D, T, D, NULL, NULL, false}; return ops()->gram(gpu, &a, &err); }},
+        {"gated_change", [&] { mla_change_args a = {y, z, u, D, D / 4, T, 4, D / 4, sums}; return ops()->gated_change(gpu, &a, &err); }},
+        {"product", [&] { mla_product_args a = {}; a.tb = true, a.M = a.N = T, a.K = D, a.count = 1, a.alpha = 1.f, a.a = y, a.b = u, a.c = z, a.lda = a.ldb = a.ldc = D;
+             return ops()->fit->product(gpu, &a, &err); }},
+        {"spread", [&] { mla_spread_args a = {}; a.y = z, a.x[0] = y, a.rows[0] = 1, a.parts = 1, a.n[0] = T, a.n[1] = 1, a.n[2] = D, a.ys[0] = a.xs[0] = D, a.ys[2] = a.xs[2] = 1;
+             return ops()->fit->spread(gpu, &a, &err); }},
+        {"scale", [&] { return ops()->fit->scale(gpu, z, D, T, D, y, u, &err); }},
+        {"softmax", [&] { mla_softmax_args a = {}; a.x = y, a.parts = a.heads = 1, a.Q = T, a.T = D, a.stride = 200, a.first[0] = 100; return ops()->fit->softmax(gpu, &a, &err); }},
+        {"softmax_back", [&] { return ops()->fit->softmax_back(gpu, z, y, T, D, &err); }},
+        {"dots", [&] { return ops()->fit->dots(gpu, sums, y, u, T, D, &err); }},
+        {"adam", [&] { mla_adam_args a = {z, u, x, y, N, 0.1, 0.1, 0.1}; return ops()->fit->adam(gpu, &a, &err); }},
+        {"commute", [&] { mla_commute_args a = {z, y, 1, T, D, D / 4, 32}; return ops()->fit->commute(gpu, &a, &err); }},
+    };
+    for (auto &k : CASE) {
+        if (!next_case()) continue;
+        auto result = [&](const std::function<void()> &f) {
+            Mem *all[] = {&x, &y, &z, &u};
+            for (int i = 0; i < 4; i++) OK(gpu->ops->upload(gpu, *all[i], from[i].data(), N * 4, &err));
+            OK(gpu->ops->upload(gpu, sums, zero.data(), zero.size() * 8, &err));
+            f();
+            Vec r;
+            for (Mem *m : all) append(r, m->get());
+            append(r, sums.get());
+            return r;
+        };
+        auto run = [&] {
+            mla_linear_args a = {y, D, x, D, T, NULL, false};
+            OK(gpu->ops->linear(gpu, w, &a, &err));
+            if (k.run() != MLA_OK) fprintf(stderr, "%s: %s\n", k.name, err.msg), exit(3);
+        };
+        const Vec plain = result(run);
+        mla_tape *tape = NULL;
+        OK(gpu->ops->record(gpu, &err));
+        run();
+        OK(gpu->ops->record_end(gpu, &tape, &err));
+        for (int i = 0; i < 2; i++) {
+            const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
+            cut_check(!memcmp(r.data(), plain.data(), r.size() * 4), (std::string(k.name) + " behind a layer that waits").c_str());
+        }
+        gpu->ops->tape_free(gpu, tape);
+    }
+    gpu->ops->weight_free(gpu, w);
+}
+
+/* Convolution, delta step and gated norm, T tokens: joined the bits of one by one, in everything that they write, twice. alias 1: gates are
+ * what the convolution writes; 2: the norm writes what the convolution reads. Then they are not joined. */
+static void mixed(size_t T, int alias)
+{
+    const size_t NK = 2, NV = 6, GD = 128, C = (2 * NK + NV) * GD, V = NV * GD;
+    Mem x(gpu, Vec(T * C)), qkv(gpu, Vec(T * C)), o(gpu, Vec(T * V)), y(gpu, Vec(T * V)), z(gpu, normals(T * V, 70)), a(gpu, normals(T * NV, 71)), b(gpu, normals(T * NV, 72)),
+        w(gpu, normals(C * 4, 73, 0.5f)), gain(gpu, normals(GD, 74)), head(gpu, normals(NV, 75)), conv(gpu, Vec(3 * C)), state(gpu, Vec(NV * GD * GD));
+    auto run = [&] {
+        mla_conv_args c = {qkv, x, w, conv, T, C, 4};
+        mla_gdn_args g = {o, qkv, alias == 1 ? mla_at(qkv, T * C - T * NV) : (mla_mem *)a, b, head, head, state, T, NK, NV, GD, GD, 0};
+        mla_gated_norm_args n = {alias == 2 ? x : y, o, z, gain, T * NV, GD, 1e-6};
+        OK(gpu->ops->conv(gpu, &c, &err));
+        OK(gpu->ops->gdn(gpu, &g, &err));
+        OK(gpu->ops->gated_norm(gpu, &n, &err));
+    };
+    auto result = [&](const std::function<void()> &f) {
+        Mem *all[] = {&x, &qkv, &o, &y, &conv, &state};
+        for (size_t i = 0; i < 6; i++) OK(gpu->ops->upload(gpu, *all[i], normals(all[i]->bytes / 4, 76 + i, 0.3f).data(), all[i]->bytes, &err));
+        Vec r;
+        for (int step = 0; step < 2; step++) {
+            f();
+            for (Mem *m : all) append(r, m->get());
+        }
+        return r;
+    };
+    const Vec plain = result(run);
+    mla_tape *tape = NULL;
+    OK(gpu->ops->record(gpu, &err));
+    run();
+    OK(gpu->ops->record_end(gpu, &tape, &err));
+    for (int i = 0; i < 2; i++) {
+        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
+        cut_check(!memcmp(r.data(), plain.data(), r.size() * 4), ("a joined mixer's results, " + std::to_string(T) + " tokens, alias " + std::to_string(alias)).c_str());
+    }
+    gpu->ops->tape_free(gpu, tape);
+}
+
+/* Each of these needs the host; the recording that met one is void, the backend goes on. */
+static void refusals(void)
+{
+    const size_t ROW = 320;
+    const std::vector<int32_t> pages = {1, 0};
+    Mem h(gpu, Vec(D)), cache(gpu, Vec(64 * ROW));
+    mla_weight *w = weight(gpu, normals(D * D, 57), D, D, MLA_PREC_BF16);
+    mla_tape *tape = NULL;
+    float x[64] = {};
+    const std::function<mla_status()> calls[] = {
+        [&] { return gpu->ops->upload(gpu, h, x, 64, &err); },
+        [&] { return gpu->ops->download(gpu, x, h, 64, &err); },
+        [&] { return gpu->ops->sync(gpu, &err); },
+        [&] { mla_mem *p; return gpu->ops->alloc(gpu, &p, 64, &err); },
+        [&] { const int32_t id = 0; return gpu->ops->embed(gpu, w, h, &id, 1, &err); },
+        [&] { return gpu->ops->record(gpu, &err); },
+        [&] {
+            mla_kv_view v = {cache, pages.data(), 64, ROW, 0, 0, MLA_BF16, 1.f};
+            mla_kv_write_args a = {v, h, ROW, 1, ROW, 0, NULL};
+            return gpu->ops->kv_write(gpu, &a, &err);
+        },
+    };
+    for (const auto &f : calls) {
+        OK(gpu->ops->record(gpu, &err));
+        cut_check(f() == MLA_EINVAL && strstr(err.msg, "record"), "refused while recording");
+        OK(gpu->ops->record_end(gpu, NULL, &err));
+    }
+    cut_check(gpu->ops->record_end(gpu, &tape, &err) == MLA_EINVAL && !tape, "record_end alone");
+    gpu->ops->tape_free(gpu, NULL);
+    gpu->ops->weight_free(gpu, w);
+    OK(gpu->ops->sync(gpu, &err));
+}
+
+static void layers(void)
+{
+    for (size_t T = 1; T <= 8; T++)
+        if (next_case()) joined(T);
+}
+
+static void mixers(void)
+{
+    for (size_t T = 1; T <= 4; T++)
+        for (int alias = 0; alias < 3; alias++)
+            if (next_case()) mixed(T, alias);
+}
+
+int main(int argc, char **argv)
+{
+    const Section section[] = {{"layers", layers}, {"behind", behind}, {"mixers", mixers}, {"refusals", refusals}};
+    return ops_main("cuda_joins", 94, section, argc, argv);
+}
