@@ -91,11 +91,11 @@ mla_status mla_dev_local_shape(mla_dev_local *d, size_t r, size_t w, mla_err *er
         {&d->dK, d->kh * d->kw}, {&d->V, gd}, {&d->dV, gd}, {&d->inv, d->s.rms ? p->G : 0},
         {&d->qr, slot ? Hd : 0}, {&d->tc, half}, {&d->ts, half}, {&d->kr, slot ? gd : 0}, {&d->z, w}, {&d->dz, w}, {&d->zh, p->H * w}, {&d->dq, p->H * w},
     };
-    size_t all = 0;
-    for (size_t i = 0; i < sizeof part / sizeof *part; i++) all += (R * T * part[i].each + 63) / 64 * 64;
-    if (st == MLA_OK) st = d->be->ops->alloc(d->be, &d->room, all * 4, err);
-    all = 0;
-    for (size_t i = 0; st == MLA_OK && i < sizeof part / sizeof *part; all += (R * T * part[i++].each + 63) / 64 * 64) *part[i].to = mla_at(d->room, all);
+    enum { PARTS = sizeof part / sizeof *part };
+    size_t at[PARTS + 1] = {0}; /* each on 256 bytes */
+    for (size_t i = 0; i < PARTS; i++) at[i + 1] = at[i] + (R * T * part[i].each + 63) / 64 * 64;
+    if (st == MLA_OK) st = d->be->ops->alloc(d->be, &d->room, at[PARTS] * 4, err);
+    for (size_t i = 0; st == MLA_OK && i < PARTS; i++) *part[i].to = mla_at(d->room, at[i]);
     return st;
 }
 
