@@ -9,7 +9,7 @@ CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt -lcusolver -lcublas
 
 CUDA_SRC := $(wildcard cuda/*.cu)
 CUDA_OBJ := $(patsubst %.cu,$(BUILD)/obj/%.o,$(CUDA_SRC))
-CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu)) $(patsubst %,$(BUILD)/tests/cuda_%,steps codes moments layouts refine)
+CUDA_TESTS := $(patsubst tests/cuda/%.cu,$(BUILD)/tests/cuda_%,$(wildcard tests/cuda/test_*.cu)) $(patsubst %,$(BUILD)/tests/cuda_%,steps codes packed moments layouts refine)
 CUDA_BENCH := $(patsubst tests/bench/%.cu,$(BUILD)/bench/%,$(wildcard tests/bench/cuda_*.cu))
 
 $(BUILD)/obj/cuda/%.o: cuda/%.cu
