@@ -46,8 +46,8 @@ struct DecodeSmem {
         limit = colscale + (uint32_t)N * 4;
         note = limit + (uint32_t)N * 4;
         top = note + (trio || twin ? 2 * decode_note(N) : 0);
-        rows = trio ? top + decode_top(N) : p;
-        bars = trio ? rows + (uint32_t)N * 8 : top;
+        rows = trio ? top + decode_top(N) : twin ? top : p; /* while one warpgroup of O loads queries, the other may still multiply with P */
+        bars = trio ? rows + (uint32_t)N * 8 : twin ? rows + (uint32_t)N * 4 : top;
         bytes = bars + (uint32_t)slots * 16 + 96 + (ropes ? ROPES * 16 : 0); /* full and empty per slot; turns, exchanges, queries; rotary boxes */
     }
 };

@@ -25,7 +25,7 @@ static void one(const CaseSpec &s, uint64_t seed, int variant, size_t parts = 0)
     k.d.variant = variant;
     k.d.max_parts = parts;
     snprintf(what, sizeof what, "%s%s%s lat %zu rope %zux%zu H %zu groups %zu s_q %zu B %zu", s.name, variant ? " (plain)" : "",
-             parts ? " (2 parts)" : "", s.lat,
+             parts == 2 ? " (2 parts)" : "", s.lat,
              s.rope_heads, s.rope, s.H, s.groups, s.s_q, s.len.size());
     if (!run(k, what)) {
         cut_check(false, what);
@@ -169,6 +169,13 @@ static void large_pool(void)
     one({"10.5 M slots", F8, 512, 64, 1, 24, 1, 1, {3000, 65, 1}, 2.f, false, 164000, 1.f}, 32, 0);
 }
 
+/* A million cached tokens and a few more: page numbers beyond 2^13, a merge of every SM. */
+static void long_sequences(void)
+{
+    for (mla_dtype t : {BF, F8}) one({"a million tokens", t, 512, 64, 1, 2, 1, 1, {1000003}, 2.f, false, 5, 1.f}, 35, 0, 132);
+    one({"a million tokens, GQA", BF, 128, 0, 1, 4, 2, 1, {1000003}, 2.f, false, 5, 1.f, true}, 36, 0, 132);
+}
+
 static void refusals(void)
 {
     DecodeCase k({"refusals", BF, 512, 64, 1, 24, 1, 1, {5}, 2.f, false, 1, 1.f}, 41);
@@ -184,21 +191,31 @@ static void refusals(void)
     cut_check(mla_decode_run(&d, NULL, &err) == MLA_EINVAL && strstr(err.msg, "values apart"), "values apart beside a rotary part");
 }
 
-/* "kernels FIRST STEP": only those of every_kernel, for a checker that takes its time. */
+static void all_planted_faults(void)
+{
+    for (mla_dtype t : {BF, F8})
+        for (size_t s_q : {1, 4}) planted_faults(t, s_q);
+}
+
+/* Arguments: names of sections, all without; or "kernels FIRST STEP": only those of every_kernel, for a checker that takes its time. */
 int main(int argc, char **argv)
 {
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 402);
+    const struct {
+        const char *name;
+        void (*run)(void);
+        bool large; /* not under a checker */
+    } section[] = {{"shapes", shapes, false}, {"hard", hard_values, false}, {"faults", all_planted_faults, false}, {"refusals", refusals, false}, {"pool", large_pool, true}, {"long", long_sequences, true}};
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 405);
     if (argc == 4 && !strcmp(argv[1], "kernels")) {
         every_kernel(atoi(argv[2]), atoi(argv[3]));
         return cut_end("cuda_decode");
     }
-    every_kernel(0, 1);
-    shapes();
-    hard_values();
-    for (mla_dtype t : {BF, F8})
-        for (size_t s_q : {1, 4}) planted_faults(t, s_q);
-    refusals();
-    if (!cut_small()) large_pool();
+    if (argc == 1) every_kernel(0, 1);
+    for (auto &s : section) {
+        bool wanted = argc == 1 && !(s.large && cut_small());
+        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], s.name);
+        if (wanted) s.run();
+    }
     CU(cudaDeviceSynchronize());
     return cut_end("cuda_decode");
 }
