@@ -57,6 +57,25 @@ static void put_lin(store *s, size_t layer, const char *what, size_t out, size_t
     if (bias) put(s, b, 0, out);
 }
 
+static void put_mixer(store *s, const toy *t, size_t l)
+{
+    const size_t d = 128, C = (2 * t->nk + t->nv) * d;
+    char b[96];
+    put_lin(s, l, "linear_attn.in_proj_qkv", C, t->D, false);
+    put_lin(s, l, "linear_attn.in_proj_z", t->nv * d, t->D, false);
+    put_lin(s, l, "linear_attn.in_proj_b", t->nv, t->D, false);
+    put_lin(s, l, "linear_attn.in_proj_a", t->nv, t->D, false);
+    put_lin(s, l, "linear_attn.out_proj", t->D, t->nv * d, false);
+    put_lin(s, l, "linear_attn.norm", 0, d, false);
+    put_lin(s, l, "linear_attn.conv1d", C, 4, false);
+    mla_tensor *conv = &s->t[s->n - 1];
+    conv->ndim = 3, conv->shape[1] = 1, conv->shape[2] = 4;
+    snprintf(b, sizeof b, "model.layers.%zu.linear_attn.A_log", l);
+    put(s, b, 0, t->nv);
+    snprintf(b, sizeof b, "model.layers.%zu.linear_attn.dt_bias", l);
+    put(s, b, 0, t->nv);
+}
+
 static void put_layer(store *s, const toy *t, size_t l)
 {
     put_lin(s, l, "input_layernorm", 0, t->D, false);
@@ -79,7 +98,11 @@ static void put_layer(store *s, const toy *t, size_t l)
         put_lin(s, l, "self_attn.o_proj", t->D, t->H * t->dv, t->o_bias);
         return;
     }
-    put_lin(s, l, "self_attn.q_proj", t->H * t->d, t->D, t->qkv_bias);
+    if (t->nv && l % 2 == 0) {
+        put_mixer(s, t, l);
+        return;
+    }
+    put_lin(s, l, "self_attn.q_proj", t->H * t->d * (t->nv ? 2 : 1), t->D, t->qkv_bias);
     put_lin(s, l, "self_attn.k_proj", t->G * t->d, t->D, t->qkv_bias);
     put_lin(s, l, "self_attn.v_proj", t->G * t->d, t->D, t->qkv_bias);
     put_lin(s, l, "self_attn.o_proj", t->D, t->H * t->d, t->o_bias);

@@ -15,6 +15,8 @@ typedef struct {
     const double *inv_freq;          /* (rot/2) */
     /* DeepSeek: rkv > 0 */
     size_t rq, rkv, dn, dv;
+    /* Gated delta net (toy_write only): nv > 0: in even layers nk key and nv value heads of 128, 4 taps; attention is gated, norms hold gain - 1 */
+    size_t nk, nv;
 } toy;
 
 /* Writes config.json and model.safetensors (float32) into a fresh folder; caller frees the path. */
