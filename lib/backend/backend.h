@@ -269,6 +269,8 @@ typedef struct {
     size_t gate_ld, gate_h;
     size_t T, H, d;
     mla_mem *sum;            /* f64 (1) */
+    mla_mem *inv;            /* f64 (T, H, d), only where keeps_gate: 1 + e^-gate, for more calls with the same gate; NULL: computed anew */
+    bool inv_set;            /* an earlier call has left it there; otherwise this one does */
 } mla_change_args;
 
 typedef struct {
@@ -345,6 +347,7 @@ typedef struct {
     mla_status (*gated_change)(mla_backend *, const mla_change_args *, mla_err *);
     const struct mla_fit_ops *fit; /* what local refinements are made of; NULL: the host is to compute them */
     mla_status (*delta)(mla_backend *, const mla_norm_args *norm, const mla_delta_args *, mla_err *);
+    bool keeps_gate; /* gated_change gains from inv, and uses it */
 } mla_backend_ops;
 
 /* linears, gated, mlp and delta by the table's own single operations, for backends that have no better way. */

@@ -5,15 +5,17 @@
 
 #include "calibrate/parts.h"
 
-/* The trial's output (n) and its sums, kept from one layer to the next. */
-static mla_status room(cal_pass *p, mla_backend *be, size_t n, mla_err *err)
+/* The trial's output (n), its sums, and a gate where there is one to keep: from one layer to the next. */
+static mla_status room(cal_pass *p, mla_backend *be, bool gate, size_t n, mla_err *err)
 {
     p->be = be;
     mla_status st = p->sums ? MLA_OK : be->ops->alloc(be, &p->sums, 2 * CAL_TRIES * sizeof(double), err);
     if (st != MLA_OK || p->o2_cap >= n) return st;
     be->ops->free(be, p->o2);
-    p->o2 = NULL, p->o2_cap = 0;
+    be->ops->free(be, p->inv);
+    p->o2 = p->inv = NULL, p->o2_cap = 0;
     st = be->ops->alloc(be, &p->o2, n * sizeof(float), err);
+    if (st == MLA_OK && gate && be->ops->keeps_gate) st = be->ops->alloc(be, &p->inv, n * sizeof(double), err);
     if (st == MLA_OK) p->o2_cap = n;
     return st;
 }
@@ -23,7 +25,7 @@ static mla_status try_layer(const cal_pass *p, const mla_cal_layer *l, const mla
 {
     const mla_config *c = mla_rt_config(p->rt);
     const mla_tap_attn *a = t->attn;
-    mla_change_args x = {.a = a->o, .b = p->o2, .gate = a->gate, .gate_ld = a->gate_ld, .gate_h = a->gate_h, .T = t->rows, .H = c->heads, .d = c->head_dim};
+    mla_change_args x = {.a = a->o, .b = p->o2, .gate = a->gate, .gate_ld = a->gate_ld, .gate_h = a->gate_h, .T = t->rows, .H = c->heads, .d = c->head_dim, .inv = p->inv};
     mla_status st = MLA_OK;
     for (size_t k = 0; k < 2; k++) {
         const mla_cal_part *part = k ? &l->v : &l->k;
@@ -34,6 +36,7 @@ static mla_status try_layer(const cal_pass *p, const mla_cal_layer *l, const mla
             st = a->with_fp8(a, s, p->o2, err);
             x.sum = mla_at_bytes(p->sums, (k * CAL_TRIES + j) * sizeof(double));
             if (st == MLA_OK) st = t->be->ops->gated_change(t->be, &x, err);
+            x.inv_set = x.inv != NULL;
         }
     }
     return st;
@@ -47,7 +50,7 @@ mla_status cal_try(void *ctx, const mla_tap *t, mla_err *err)
     const mla_config *c = mla_rt_config(p->rt);
     const mla_backend_ops *op = t->be->ops;
     double sum[2][CAL_TRIES]; /* of this row: rows are added in order, whoever ran them */
-    mla_status st = room(p, t->be, t->rows * c->heads * c->head_dim, err);
+    mla_status st = room(p, t->be, t->attn->gate, t->rows * c->heads * c->head_dim, err);
     if (st == MLA_OK) st = op->zero(t->be, p->sums, sizeof sum, err);
     if (st == MLA_OK) st = try_layer(p, l, t, err);
     if (st == MLA_OK) st = op->download(t->be, sum, p->sums, sizeof sum, err);

@@ -15,6 +15,7 @@ typedef struct { /* what a tap is given: rows of one pass, or one row of several
     size_t cap;
     mla_backend *be;      /* of what follows: device memory */
     mla_mem *o2, *sums;   /* a trial's attention output, of o2_cap values; what all trials of a layer changed */
+    mla_mem *inv;         /* f64, as many: what trials share of their gate, on backends that gain from it */
     size_t o2_cap;
 } cal_pass;
 

@@ -141,6 +141,7 @@ static void close_pass(cal_pass *p)
     mla_free(p->host);
     if (!p->be) return;
     p->be->ops->free(p->be, p->o2);
+    p->be->ops->free(p->be, p->inv);
     p->be->ops->free(p->be, p->sums);
 }
 

@@ -251,6 +251,18 @@ static void check_change(mla_backend *be, mla_isa isa)
             mla_change_args x = {.a = dev(a), .b = dev(b), .gate = gated ? dev(g) : NULL, .gate_ld = ld, .gate_h = gh, .T = T, .H = H, .d = d, .sum = dev(&sum)};
             ck_ok(be->ops->gated_change(be, &x, &err));
             ck_assert(fabsl(sum - want) <= ((double)n + 10) * 0x1p-53 * (double)want);
+            if (gated && be->ops->keeps_gate) { /* kept on the way, then used instead of the gate: the same bits */
+                double *inv = mla_alloc(n, sizeof *inv, 1), kept[2] = {0.25, 0.25};
+                x.inv = dev(inv);
+                for (int k = 0; k < 2; k++) {
+                    x.sum = dev(&kept[k]), x.inv_set = k;
+                    ck_ok(be->ops->gated_change(be, &x, &err));
+                    ck_assert_mem_eq(&kept[k], &sum, sizeof sum);
+                    for (size_t j = 0; j < T * ld; j++) g[j] = NAN;
+                }
+                x.inv = NULL, x.inv_set = false, x.sum = dev(&sum);
+                mla_free(inv);
+            }
             b[n - 1] = NAN; /* negative control */
             ck_ok(be->ops->gated_change(be, &x, &err));
             ck_assert(isnan(sum));

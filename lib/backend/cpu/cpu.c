@@ -249,6 +249,7 @@ static const mla_backend_ops CPU_OPS = {
     .delta = mla_delta_singly,
     .single = cpu_single,
     .mixed_rows = true,
+    .keeps_gate = true,
 };
 
 mla_status mla_cpu_open(mla_backend **out, const mla_backend_opts *o, mla_err *err)
