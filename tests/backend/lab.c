@@ -62,9 +62,9 @@ float *lab_copy(const float *x, size_t n)
 float *lab_guarded(size_t n, uint64_t seed)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), area = (n * sizeof(float) + page - 1) / page * page;
-    char *p = mmap(NULL, area + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ck_assert(p != MAP_FAILED && mprotect(p + area, page, PROT_NONE) == 0);
-    float *x = (float *)(void *)(p + area - n * sizeof(float));
+    char *p = mmap(NULL, page + area + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert(p != MAP_FAILED && mprotect(p, page, PROT_NONE) == 0 && mprotect(p + page + area, page, PROT_NONE) == 0);
+    float *x = (float *)(void *)(p + page + area - n * sizeof(float));
     for (size_t i = 0; i < n; i++) x[i] = (float)mla_rng_normal(seed, i);
     return x;
 }

@@ -3,18 +3,19 @@
 #if defined(__x86_64__)
 #include "backend/cpu/rows_body.h"
 #include "backend/cpu/codes_body.h"
+#include "backend/cpu/operands.h"
 
 #define ROWS 6
 #define AHEAD 4096 /* bytes */
 
 /* With few rows B streams from memory: the next lines are asked for. */
-MLA_INLINE void touch(const void *b)
+MLA_LOOKED_AT MLA_INLINE void touch(const void *b)
 {
     _mm_prefetch((const char *)b + AHEAD, _MM_HINT_T0);
     _mm_prefetch((const char *)b + AHEAD + 64, _MM_HINT_T0);
 }
 
-MLA_INLINE void tile_store(const mla_tile *t, size_t i0, size_t j0, size_t m, __m256 (*acc)[2])
+MLA_LOOKED_AT MLA_INLINE void tile_store(const mla_tile *t, size_t i0, size_t j0, size_t m, __m256 (*acc)[2])
 {
     MLA_UNROLL
     for (size_t i = 0; i < m; i++) {
@@ -30,7 +31,7 @@ MLA_INLINE void tile_store(const mla_tile *t, size_t i0, size_t j0, size_t m, __
 }
 
 /* rows i0 .. i0+m-1, columns j0 .. j0+15; m is a constant in every call */
-MLA_INLINE void f32_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0)
+MLA_LOOKED_AT MLA_INLINE void f32_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0)
 {
     const float *a = (const float *)t->a + i0 * MLA_LDA, *b = (const float *)t->b + j0;
     __m256 acc[ROWS][2];
@@ -49,7 +50,7 @@ MLA_INLINE void f32_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0
     tile_store(t, i0, j0, m, acc);
 }
 
-MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0)
+MLA_LOOKED_AT MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j0)
 {
     const float *a = (const float *)t->a + i0 * MLA_LDA;
     const uint32_t *b = (const uint32_t *)t->b + j0;
@@ -82,7 +83,7 @@ MLA_INLINE void bf16_rows(const size_t m, const mla_tile *t, size_t i0, size_t j
 
 #define FEW 3 /* rows that fit with all 32 columns at once */
 
-MLA_INLINE void store_few(const mla_tile *t, size_t m, __m256 (*acc)[4])
+MLA_LOOKED_AT MLA_INLINE void store_few(const mla_tile *t, size_t m, __m256 (*acc)[4])
 {
     MLA_UNROLL
     for (size_t i = 0; i < m; i++) {
@@ -95,7 +96,7 @@ MLA_INLINE void store_few(const mla_tile *t, size_t m, __m256 (*acc)[4])
     }
 }
 
-MLA_INLINE void f32_few(const size_t m, const mla_tile *t)
+MLA_LOOKED_AT MLA_INLINE void f32_few(const size_t m, const mla_tile *t)
 {
     const float *a = t->a, *b = t->b;
     __m256 acc[FEW][4];
@@ -113,7 +114,7 @@ MLA_INLINE void f32_few(const size_t m, const mla_tile *t)
     store_few(t, m, acc);
 }
 
-MLA_INLINE void bf16_few(const size_t m, const mla_tile *t)
+MLA_LOOKED_AT MLA_INLINE void bf16_few(const size_t m, const mla_tile *t)
 {
     const float *a = t->a;
     const uint32_t *b = t->b;
@@ -168,8 +169,17 @@ static mla_tile from_row(const mla_tile *t, size_t i)
             default: rows(6, t, i, j); break;                         \
             }
 
-static void tile_f32(size_t m, const mla_tile *t) { TILE(f32_few, f32_rows) }
-static void tile_bf16(size_t m, const mla_tile *t) { TILE(bf16_few, bf16_rows) }
+MLA_LOOKED_AT static void tile_f32(size_t m, const mla_tile *t)
+{
+    mla_look_tile(m, t, 1);
+    TILE(f32_few, f32_rows)
+}
+
+MLA_LOOKED_AT static void tile_bf16(size_t m, const mla_tile *t)
+{
+    mla_look_tile(m, t, 2);
+    TILE(bf16_few, bf16_rows)
+}
 
 /* 8 x 8 f32 transposed */
 MLA_INLINE void transpose8(__m256 r[8])

@@ -7,7 +7,7 @@
 #include "backend/cpu/tile_avx512.h"
 
 /* m is a constant in every call, so the loops over it unroll and acc stays in registers */
-MLA_INLINE void tile_f32_rows(const size_t m, const mla_tile *t)
+MLA_LOOKED_AT MLA_INLINE void tile_f32_rows(const size_t m, const mla_tile *t)
 {
     const float *a = t->a, *b = t->b;
     __m512 acc[MLA_MR][2];
@@ -30,7 +30,7 @@ MLA_INLINE void tile_f32_rows(const size_t m, const mla_tile *t)
 }
 
 /* bf16 pairs widened in registers: the even k is the low half of a lane */
-MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
+MLA_LOOKED_AT MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
 {
     const float *a = t->a;
     const uint32_t *b = t->b;
@@ -63,8 +63,17 @@ MLA_INLINE void tile_wide_rows(const size_t m, const mla_tile *t)
     tile_store(t, m, acc);
 }
 
-static void tile_f32(size_t m, const mla_tile *t) { MLA_TILE_SWITCH(tile_f32_rows, m, t) }
-static void tile_bf16(size_t m, const mla_tile *t) { MLA_TILE_SWITCH(tile_wide_rows, m, t) }
+MLA_LOOKED_AT static void tile_f32(size_t m, const mla_tile *t)
+{
+    mla_look_tile(m, t, 1);
+    MLA_TILE_SWITCH(tile_f32_rows, m, t)
+}
+
+MLA_LOOKED_AT static void tile_bf16(size_t m, const mla_tile *t)
+{
+    mla_look_tile(m, t, 2);
+    MLA_TILE_SWITCH(tile_wide_rows, m, t)
+}
 
 static void pack_f32(float *dst, const float *src, size_t ld, size_t rows, size_t k)
 {

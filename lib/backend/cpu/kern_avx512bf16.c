@@ -4,7 +4,7 @@
 #include "backend/cpu/stored_avx512.h"
 #include "backend/cpu/tile_avx512.h"
 
-MLA_INLINE void tile_pair_rows(const size_t m, const mla_tile *t)
+MLA_LOOKED_AT MLA_INLINE void tile_pair_rows(const size_t m, const mla_tile *t)
 {
     const uint32_t *a = t->a, *b = t->b;
     __m512 acc[MLA_MR][2];
@@ -25,7 +25,12 @@ MLA_INLINE void tile_pair_rows(const size_t m, const mla_tile *t)
     }
     tile_store(t, m, acc);
 }
-static void tile_bf16(size_t m, const mla_tile *t) { MLA_TILE_SWITCH(tile_pair_rows, m, t) }
+
+MLA_LOOKED_AT static void tile_bf16(size_t m, const mla_tile *t)
+{
+    mla_look_tile(m, t, 1);
+    MLA_TILE_SWITCH(tile_pair_rows, m, t)
+}
 
 /* Rounded by integers rather than by vcvtneps2bf16, which flushes subnormals. */
 static void round_a(void *dst, const float *src, size_t n)

@@ -5,13 +5,14 @@
 #include <immintrin.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/operands.h"
 #include "backend/cpu/simd.h"
 
 #define FEW 8 /* rows up to which B comes from memory rather than cache: prefetch ahead */
 #define AHEAD 4096 /* bytes */
 
 /* c = sums, or fma(c, alpha, sums): the end of every tile */
-MLA_INLINE void tile_store(const mla_tile *t, size_t m, __m512 (*acc)[2])
+MLA_LOOKED_AT MLA_INLINE void tile_store(const mla_tile *t, size_t m, __m512 (*acc)[2])
 {
     MLA_UNROLL
     for (size_t i = 0; i < m; i++) {
