@@ -29,6 +29,16 @@ void mla_test_skip(const char *what, const char *why, size_t cases)
     *skip_counter() += cases;
 }
 
+#ifndef __SANITIZE_ADDRESS__
+int mla_marked;
+
+void mla_mark(int place, const char *file, int line)
+{
+    mla_marked = place;
+    (_mark_point)(file, line);
+}
+#endif
+
 /* Of layer linalg; tests of the layers before it have none. */
 __attribute__((weak)) void mla_blas_settle(char *const argv[]);
 

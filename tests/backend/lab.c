@@ -35,11 +35,40 @@ void lab_each_isa(const char *what, size_t threads, lab_body body)
     }
 }
 
+/* The first n normals of a seed, made once: every variant asks for the same. Valid until the next call. */
+static const double *normals(size_t n, uint64_t seed)
+{
+    enum { SEEDS = 512, MOST = 1 << 23 }; /* numbers kept at once; then all are forgotten */
+    static struct {
+        uint64_t seed;
+        size_t n;
+        double *x;
+    } kept[SEEDS], *k;
+    static size_t used, total;
+    size_t i = 0;
+    while (i < used && kept[i].seed != seed) i++;
+    if (i == SEEDS || total + n > MOST) {
+        for (size_t j = 0; j < used; j++) mla_free(kept[j].x);
+        used = total = i = 0;
+    }
+    if (i == used) kept[used++].seed = seed, kept[i].x = NULL, kept[i].n = 0;
+    k = &kept[i];
+    if (k->n >= n) return k->x;
+    double *x = mla_alloc(n, 1, sizeof *x);
+    ck_assert_ptr_nonnull(x);
+    for (size_t j = 0; j < n; j++) x[j] = j < k->n ? k->x[j] : mla_rng_normal(seed, j);
+    mla_free(k->x);
+    total += n - k->n;
+    k->x = x, k->n = n;
+    return x;
+}
+
 float *lab_normals(size_t n, uint64_t seed, double scale)
 {
     float *x = mla_alloc(n, 1, sizeof *x);
     ck_assert_ptr_nonnull(x);
-    for (size_t i = 0; i < n; i++) x[i] = (float)(mla_rng_normal(seed, i) * scale);
+    const double *z = normals(n, seed);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(z[i] * scale);
     return x;
 }
 
@@ -65,7 +94,8 @@ float *lab_guarded(size_t n, uint64_t seed)
     char *p = mmap(NULL, page + area + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ck_assert(p != MAP_FAILED && mprotect(p, page, PROT_NONE) == 0 && mprotect(p + page + area, page, PROT_NONE) == 0);
     float *x = (float *)(void *)(p + page + area - n * sizeof(float));
-    for (size_t i = 0; i < n; i++) x[i] = (float)mla_rng_normal(seed, i);
+    const double *z = normals(n, seed);
+    for (size_t i = 0; i < n; i++) x[i] = (float)z[i];
     return x;
 }
 

@@ -13,12 +13,14 @@ enum { T = 80, X = 20, G = 2, d = 4 }; /* tokens, width of x, KV heads, head dim
 /* Cyclic Jacobi: a (n, n) symmetric -> w descending, column k of v the k-th eigenvector. */
 static void jacobi(double *a, double *v, double *w, size_t n)
 {
+    double least = 0; /* what off the diagonal is nothing beside it: 2^-30 roundings */
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < n; j++) v[i * n + j] = i == j;
+    for (size_t i = 0; i < n; i++) least = fmax(least, 0x1p-83 * fabs(a[i * n + i]));
     for (int sweep = 0; sweep < 60; sweep++)
         for (size_t p = 0; p < n; p++)
             for (size_t q = p + 1; q < n; q++) {
-                if (a[p * n + q] == 0) continue;
+                if (fabs(a[p * n + q]) <= least) continue;
                 double th = (a[q * n + q] - a[p * n + p]) / (2 * a[p * n + q]);
                 double t = (th < 0 ? -1 : 1) / (fabs(th) + sqrt(th * th + 1)), c = 1 / sqrt(t * t + 1), s = t * c;
                 for (size_t k = 0; k < n; k++) {
