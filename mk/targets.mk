@@ -14,9 +14,11 @@ deps:
 layers:
 	@scripts/check-layers.sh
 
-# The longest first: what begins last should end soon.
-LONG := $(BUILD)/tests/test_calibrate tests/e2e/anchors.sh tests/e2e/faults.sh tests/e2e/gate.sh $(BUILD)/tests/test_runtime $(BUILD)/tests/test_verify
-long_first = $(filter $(LONG),$(1)) $(filter-out $(LONG),$(1))
+# The longest first, in this order: what begins last should end soon.
+LONG_TESTS := calibrate backend runtime retrofit text verify
+LONG_E2E := calibrate build faults sequential encoded rope kill fold gate layoutp solve
+LONG := tests/e2e/anchors.sh $(LONG_TESTS:%=$(BUILD)/tests/test_%) $(LONG_E2E:%=tests/e2e/%.sh)
+long_first = $(foreach t,$(LONG),$(filter $(t),$(1))) $(filter-out $(LONG),$(1))
 
 unit: $(TEST_BIN)
 	@scripts/run-tests.sh $(call long_first,$(TEST_BIN))
