@@ -153,7 +153,7 @@ static const mla_backend_ops OPS = {
     cu_kv_read,  cu_attention,  cu_divisor,  cu_conv,        cu_gdn,         cu_gram,      cu_range,    cu_eigh,
     NULL,        true,          true,
     cu_linears,  cu_gated,      cu_record,      cu_record_end,  cu_replay,    cu_tape_free,
-    cu_moments,  cu_mlp,        cu_gated_change, &cu_fit,       cu_delta,
+    cu_moments,  cu_mlp,        cu_gated_change, &cu_fit,       cu_delta,     false,
 };
 
 /* "cuda" or "cuda:N" */
