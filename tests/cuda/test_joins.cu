@@ -126,7 +126,7 @@ static void behind(void)
  * what the convolution writes; 2: the norm writes what the convolution reads. Then they are not joined. */
 static void mixed(size_t T, int alias)
 {
-    const size_t NK = 2, NV = 6, GD = 128, C = (2 * NK + NV) * GD, V = NV * GD;
+    const size_t NK = 2, NV = alias ? 600 : 6, GD = 128, /* alias: more heads than run at once */ C = (2 * NK + NV) * GD, V = NV * GD;
     Mem x(gpu, Vec(T * C)), qkv(gpu, Vec(T * C)), o(gpu, Vec(T * V)), y(gpu, Vec(T * V)), z(gpu, normals(T * V, 70)), a(gpu, normals(T * NV, 71)), b(gpu, normals(T * NV, 72)),
         w(gpu, normals(C * 4, 73, 0.5f)), gain(gpu, normals(GD, 74)), head(gpu, normals(NV, 75)), conv(gpu, Vec(3 * C)), state(gpu, Vec(NV * GD * GD));
     auto run = [&] {

@@ -43,6 +43,17 @@ static void rows(void)
             append(r, B.get()), append(r, D.get()), append(r, E.get()), append(r, F.get());
             return r;
         });
+    for (size_t n : {1, 4097})
+        if (next_case()) both("copy and zero", 0, [&](mla_backend *be) { /* parts of buffers; a copy behind a kernel, a kernel behind a copy */
+            Mem A(be, normals(3 * n, 6)), B(be, normals(3 * n, 7));
+            OK(be->ops->add(be, A, B, 3 * n, &err));
+            OK(be->ops->copy(be, mla_at(B, n), A, n * 4, &err));
+            OK(be->ops->zero(be, mla_at(A, 2 * n), n * 4, &err));
+            OK(be->ops->add(be, A, B, 3 * n, &err));
+            Vec r = A.get();
+            append(r, B.get());
+            return r;
+        });
     for (size_t rot : {2, 64, 128})
         if (next_case()) both("rope", 1e-6, [&](mla_backend *be) {
             const size_t T = 3, heads = 4, stride = 130, ld = heads * stride + 5;
@@ -71,6 +82,7 @@ static void cache(void)
             if (next_case()) both(std::string("kv write and read ") + mla_dtype_name(t), 0, [&](mla_backend *be) {
                 const size_t P = 16, row = 50, width = 33, T = 37, slots = 12 * P;
                 Vec x = normals(T * (width + 1), 11, 200.f);
+                for (size_t i = 0; i < 64; i++) x[100 + i] = 1.7f * (1 + (float)(2 * (i % 8) + 1) / 16) * (float)(1 << i / 8); /* between two numbers of e4m3 */
                 x[5] = 1e6f, x[6] = -1e6f, x[7] = 1e-9f, x[8] = 0.f;
                 std::vector<uint8_t> pool(slots * row * elem(t), 0x11);
                 Mem X(be, x), KV(be, pool.data(), pool.size()), Y(be, Vec(T * (width + 2), POISON));
@@ -90,5 +102,5 @@ static void cache(void)
 int main(int argc, char **argv)
 {
     const Section section[] = {{"rows", rows}, {"cache", cache}};
-    return ops_main("cuda_rows", 40, section, argc, argv);
+    return ops_main("cuda_rows", 42, section, argc, argv);
 }
