@@ -84,7 +84,7 @@ START_TEST(open_models) /* toys are written by a suite's code, which asks for on
         [MIXER] = {.arch = "Qwen3_5ForCausalLM", .type = "qwen3_5_text",
                    .extra = ",\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\",\"full_attention\"],\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,"
                             "\"linear_value_head_dim\":128,\"linear_num_key_heads\":2,\"linear_num_value_heads\":6,\"partial_rotary_factor\":0.25,\"max_position_embeddings\":8192",
-                   .D = 256, .I = 320, .L = 4, .H = 8, .G = 2, .d = 64, .V = 96, .eps = 1e-6, .qk_norm = true, .nk = 2, .nv = 6},
+                   .D = 384, .I = 320, .L = 4, .H = 8, .G = 2, .d = 64, .V = 96, .eps = 1e-6, .qk_norm = true, .nk = 2, .nv = 6},
     };
     snprintf(path, sizeof path, "%s/tests/fixtures/tiny-hybrid", root && *root ? root : ".");
     must(mla_model_open(&model[HYBRID], path, &err), path);
