@@ -117,7 +117,8 @@ static mla_status cu_zero(mla_backend *be, mla_mem *dst, size_t bytes, mla_err *
 }
 static mla_status cu_sync(mla_backend *be, mla_err *err)
 {
-    const mla_status st = cu_not_recording(cu_of(be), "sync", err);
+    mla_status st = cu_not_recording(cu_of(be), "sync", err);
+    if (!st) st = cu_arrived(cu_of(be), err);
     return st ? st : cu_ok(cudaStreamSynchronize(cu_of(be)->stream), "sync", err);
 }
 static const char *cu_describe(mla_backend *be) { return cu_of(be)->text; }

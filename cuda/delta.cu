@@ -136,7 +136,8 @@ mla_status cu_delta(mla_backend *be, const mla_norm_args *norm, const mla_delta_
     }
     const size_t rows = pad256(most * GDN_C * C * 2), o = pad256(most * GDN_C * V * 2), tp = pad256(most * a->nv * GDN_TP);
     char *s;
-    mla_status st = cu_flush(c, err);
+    mla_status st = cu_arrived(c, err);
+    if (!st) st = cu_flush(c, err);
     if (!st) st = many_run(c, norm, a->in, 4, 2, err);
     if (!st) st = cu_scratch(c, rows + o + tp + many_room(a->out), "delta net", &s, err);
     for (size_t i = 0, row = 0; !st && i < a->n;) {

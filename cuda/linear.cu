@@ -206,7 +206,8 @@ mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args
 {
     const mla_linear_job job = {w, *a};
     mla_cuda *c = cu_of(be);
-    mla_status st;
+    mla_status st = cu_arrived(c, err);
+    if (st) return st;
     if (a->T == 0 || few_queue(c, NULL, &job, 1, NULL, &st, err)) return a->T ? st : MLA_OK;
     if ((st = cu_flush(c, err))) return st;
     if (w->trellis) return trellis_linear(c, w, a, err);
@@ -217,7 +218,8 @@ mla_status cu_linear(mla_backend *be, const mla_weight *w, const mla_linear_args
 
 mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_linear_job *jobs, size_t n, mla_err *err)
 {
-    mla_status st;
+    mla_status st = cu_arrived(cu_of(be), err);
+    if (st) return st;
     if (!norm && n > FEW_JOBS) { /* several launches of as many as one takes */
         for (; n > FEW_JOBS; jobs += FEW_JOBS, n -= FEW_JOBS)
             if ((st = cu_linears(be, NULL, jobs, FEW_JOBS, err))) return st;
@@ -230,7 +232,8 @@ mla_status cu_linears(mla_backend *be, const mla_norm_args *norm, const mla_line
 mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, mla_err *err)
 {
     const mla_linear_job job = {a->gate, {a->g, a->out, a->x, a->ldx, a->T, NULL, false}};
-    mla_status st;
+    mla_status st = cu_arrived(cu_of(be), err);
+    if (st) return st;
     if (a->gate->out != a->out || a->up->out != a->out || a->gate->in != a->up->in)
         return mla_fail(err, MLA_EINVAL, "gated layer: (%zu, %zu) and (%zu, %zu), expected (%zu, in) both", a->gate->out, a->gate->in, a->up->out, a->up->in, a->out);
     const bool bf16 = a->up->precision == MLA_PREC_BF16 && !a->up->codes && !a->up->trellis;
@@ -240,7 +243,8 @@ mla_status cu_gated(mla_backend *be, const mla_norm_args *norm, const mla_gated_
 mla_status cu_mlp(mla_backend *be, const mla_norm_args *norm, const mla_gated_args *a, const mla_linear_job *down, mla_err *err)
 {
     if (a->T <= FEW_TOKENS || !many_mlp_fits(norm, a, down)) return mla_mlp_singly(be, norm, a, down, err);
-    const mla_status st = cu_flush(cu_of(be), err);
+    mla_status st = cu_arrived(cu_of(be), err);
+    if (!st) st = cu_flush(cu_of(be), err);
     return st ? st : many_mlp(cu_of(be), norm, a, down, err);
 }
 
@@ -260,7 +264,8 @@ mla_status cu_embed(mla_backend *be, const mla_weight *w, mla_mem *y, const int3
         if (ids[t] < 0 || (size_t)ids[t] >= w->out)
             return mla_fail(err, MLA_EINVAL, "token id %d at %zu: vocabulary has %zu", (int)ids[t], t, w->out);
     if (T == 0) return MLA_OK;
-    mla_status st = cu_scratch(c, T * 4, "embed", &s, err);
+    mla_status st = cu_arrived(c, err);
+    if (!st) st = cu_scratch(c, T * 4, "embed", &s, err);
     if (!st) st = cu_put_i32(c, s, ids, T, "embed", err);
     if (st) return st;
     if (w->codes) return codes_embed(c, w, f32p(y), (const int32_t *)s, T, err);

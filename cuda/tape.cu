@@ -114,6 +114,7 @@ mla_status cu_record(mla_backend *be, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
     mla_status st = cu_not_recording(c, "record", err);
+    if (!st) st = cu_arrived(c, err);
     if (!st && !c->few && !(c->few = (FewP *)calloc(1, sizeof *c->few))) st = mla_fail(err, MLA_ENOMEM, "record");
     if (!st && !c->mix && !(c->mix = (CudaMix *)calloc(1, sizeof *c->mix))) st = mla_fail(err, MLA_ENOMEM, "record");
     /* relaxed: scratch may grow meanwhile, other threads may use other streams */

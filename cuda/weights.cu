@@ -1,27 +1,12 @@
 /* Weights on their way to the device: threads take a matrix' pieces in turn, each fills pinned buffers of its own and sends them on a
  * stream of their own, so that pieces of one matrix are filled while the last ones of the matrix before cross, and a layer may load
- * while the operations queued before are computed; what is queued later waits for the weight. Memory comes from the device's pool,
+ * while the operations queued before are computed; what is queued later waits for the weight. Those that a disk must bring are queued
+ * (far.cu), and the first operation that needs a weight waits for them. Memory comes from the device's pool,
  * which keeps what is given back: layer after layer takes the same. */
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/par.h"
-#include "cuda/be.cuh"
 #include "cuda/codes.cuh"
-
-/* Bytes of a buffer; threads at most, buffers of each. What comes from a disk comes in fewer and larger reads: SPAN buffers each. */
-enum { PIECE = 4 << 20, FILLERS = 16, SLOTS = 2, BUFFERS = FILLERS * SLOTS, SPAN = 4, READERS = BUFFERS / SPAN };
-
-struct CuLoader {
-    cudaStream_t stream;
-    char *host;               /* BUFFERS pinned ones, `stride` apart */
-    char *dev[SLOTS];         /* of `bytes` on the device, for rows that are converted there: one filler */
-    cudaEvent_t used[BUFFERS], loaded; /* the buffer's last copy, the weight's last operation is done */
-    size_t bytes, stride;     /* of a buffer; with room for pages that a piece shares with its neighbours */
-    size_t next[FILLERS];
-    int *bad;
-    mla_pool *pool, *readers; /* who fills; who waits for a disk */
-};
+#include "cuda/load.cuh"
 
 static __global__ void store_f32_t(float *w, const float *rows, size_t row0, size_t n, size_t in, size_t out)
 {
@@ -36,6 +21,7 @@ static __global__ void store_bf16(__nv_bfloat16 *w, const float *rows, size_t ro
 void cu_loader_free(CuLoader *l)
 {
     if (!l) return;
+    far_free(l->far);
     if (l->stream) cudaStreamSynchronize(l->stream);
     cudaFreeHost(l->host);
     for (char *d : l->dev) cudaFree(d);
@@ -45,7 +31,6 @@ void cu_loader_free(CuLoader *l)
     cudaFree(l->bad);
     if (l->stream) cudaStreamDestroy(l->stream);
     mla_pool_free(l->pool);
-    mla_pool_free(l->readers);
     free(l);
 }
 
@@ -75,6 +60,8 @@ static mla_status loader_of(mla_cuda *c, size_t bytes, CuLoader **out, mla_err *
     const char *what = "weight staging";
     bytes = bytes < PIECE ? (size_t)PIECE : (bytes + 4095) / 4096 * 4096;
     if (c->loader && c->loader->bytes < bytes) {
+        const mla_status st = cu_arrived(c, err);
+        if (st) return st;
         cu_loader_free(c->loader);
         c->loader = NULL;
     }
@@ -84,7 +71,6 @@ static mla_status loader_of(mla_cuda *c, size_t bytes, CuLoader **out, mla_err *
     if (!l) return mla_fail(err, MLA_ENOMEM, "%s", what);
     l->bytes = bytes, l->stride = bytes + MLA_CODED_ROOM;
     mla_status st = mla_pool_new(&l->pool, c->threads && c->threads < FILLERS ? c->threads : (size_t)FILLERS, err);
-    if (!st) st = mla_pool_new(&l->readers, READERS, err);
     if (!st) st = cu_ok(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking), what, err);
     if (!st) st = cu_ok(cudaMalloc((void **)&l->bad, 4), what, err);
     if (!st) st = cu_ok(cudaMallocHost((void **)&l->host, BUFFERS * l->stride), what, err);
@@ -99,40 +85,18 @@ static mla_status loader_of(mla_cuda *c, size_t bytes, CuLoader **out, mla_err *
     return MLA_OK;
 }
 
-/* What rows of a weight are while they cross: row_bytes each as they stand on the device (stored bf16 numbers: but for the
- * padding), or 0: decoded f32. */
-struct Sent {
-    size_t rows, row_bytes;
-};
-
 /* A weight on its way. */
 struct Load {
     CuLoader *l;
     mla_weight *w;
     const mla_weight_desc *d;
     Sent s;
-    size_t at_once, span;     /* rows of a piece; buffers it takes */
+    size_t at_once;           /* rows of a piece */
     int device;
     char *room;               /* room_bytes for each thread, where codes are laid out anew */
     size_t room_bytes;
     mla_err err[FILLERS];
 };
-
-/* Whether n bf16 numbers are all finite; whoever reads them as rows names the one that is not. An exponent of ones carries into the
- * sign's place, no other does. */
-static bool finite_bf16(const void *p, size_t n)
-{
-    uint64_t x, bad = 0;
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        memcpy(&x, (const char *)p + 2 * i, 8);
-        bad |= (x & 0x7f807f807f807f80u) + 0x0080008000800080u;
-    }
-    x = 0;
-    memcpy(&x, (const char *)p + 2 * i, 2 * (n - i));
-    bad |= (x & 0x7f807f807f807f80u) + 0x0080008000800080u;
-    return !(bad & 0x8000800080008000u);
-}
 
 /* Rows [row0, row0 + n) into `to`, or nearby: *from. Stored bf16 numbers as they are, codes with their scales, a trellis' tiles (whose
  * rows are bytes), or decoded. */
@@ -163,12 +127,7 @@ static mla_status store(const Load *x, size_t slot, size_t row0, size_t n, const
     mla_weight *w = x->w;
     const char *what = "weight";
     const size_t in = x->d->in, out = x->d->out, rb = x->s.row_bytes;
-    if (rb) {
-        const bool packed = w->codes || w->trellis;
-        char *to = (char *)w->data + row0 * (packed ? rb : w->in8 * 2);
-        if (packed || w->in8 == w->in) return cu_ok(cudaMemcpyAsync(to, from, n * rb, cudaMemcpyHostToDevice, l->stream), what, err);
-        return cu_ok(cudaMemcpy2DAsync(to, w->in8 * 2, from, in * 2, in * 2, n, cudaMemcpyHostToDevice, l->stream), what, err);
-    }
+    if (rb) return send_rows(l, w, rb, row0, n, from, err);
     float *rows = (float *)l->dev[slot];
     const mla_status st = cu_ok(cudaMemcpyAsync(rows, from, n * in * 4, cudaMemcpyHostToDevice, l->stream), what, err);
     if (st) return st;
@@ -186,30 +145,21 @@ static void send(void *ctx, size_t begin, size_t end, size_t worker)
     cudaSetDevice(x->device); /* the thread may be new */
     for (size_t i = begin; i < end && err->status == MLA_OK; i++) {
         const size_t row0 = i * x->at_once, n = x->at_once < x->s.rows - row0 ? x->at_once : x->s.rows - row0, slot = l->next[worker]++ % SLOTS,
-                     k = x->span > 1 ? worker * x->span : worker * SLOTS + slot;
+                     k = worker * SLOTS + slot;
         const void *from;
-        mla_status st = MLA_OK;
-        for (size_t j = k; !st && j < k + x->span; j++) st = cu_ok(cudaEventSynchronize(l->used[j]), "weight", err); /* the buffer is free again */
+        mla_status st = cu_ok(cudaEventSynchronize(l->used[k]), "weight", err); /* the buffer is free again */
         if (!st) st = fill(x, worker, l->host + k * l->stride, row0, n, &from, err);
         if (!st) st = store(x, slot, row0, n, from, err);
-        for (size_t j = k; !st && j < k + x->span; j++) st = cu_ok(cudaEventRecord(l->used[j], l->stream), "weight", err);
+        if (!st) st = cu_ok(cudaEventRecord(l->used[k], l->stream), "weight", err);
         err->status = st;
     }
 }
 
-/* Rows of a piece: as many as fit; of what comes from a disk, pieces of one size, as many for each reader. */
-static size_t rows_at_once(const CuLoader *l, Sent s, size_t span, size_t in)
-{
-    const size_t most = span * l->bytes / (s.row_bytes ? s.row_bytes : in * 4), each = span > 1 ? (s.rows + READERS - 1) / READERS : s.rows, turns = (each + most - 1) / most;
-    return (each + turns - 1) / turns;
-}
-
-/* All pieces filled and queued. */
+/* All pieces filled and queued, through buffers that readers have left. */
 static mla_status send_all(Load *x, mla_err *err)
 {
     if (x->w->codes && !(x->room = (char *)malloc(x->room_bytes * FILLERS))) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): rows", x->w->out, x->w->in);
-    mla_pool *pool = !x->s.row_bytes ? NULL : x->span > 1 ? x->l->readers : x->l->pool;
-    mla_par_for(pool, (x->s.rows + x->at_once - 1) / x->at_once, 1, send, x);
+    mla_par_for(x->s.row_bytes ? x->l->pool : NULL, (x->s.rows + x->at_once - 1) / x->at_once, 1, send, x);
     free(x->room);
     return mla_first_error(x->err, FILLERS, err);
 }
@@ -257,6 +207,21 @@ static mla_status lay_out(mla_weight *w, const mla_weight_desc *d, bool stored, 
     return MLA_OK;
 }
 
+/* What is queued from now on, kernels that come early, too, finds all weights that have been sent. */
+static mla_status arrive(mla_cuda *c, mla_err *err)
+{
+    mla_status st = cu_ok(cudaEventRecord(c->loader->loaded, c->loader->stream), "weight", err);
+    if (!st) st = cu_ok(cudaStreamWaitEvent(c->stream, c->loader->loaded, 0), "weight", err);
+    return st ? st : cu_settle(c, "weight", err);
+}
+mla_status cu_await(mla_cuda *c, mla_err *err)
+{
+    mla_status st = far_wait(c->loader, err);
+    if (!st) st = arrive(c, err);
+    c->coming = st != MLA_OK;
+    return st;
+}
+
 mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_desc *d, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
@@ -276,12 +241,16 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
     if (!st && w->codes) st = codes_sides(w, d->coded, l->stream, err);
     if (!st && w->trellis) st = trellis_sides(w, d->coded, l->stream, err);
     const bool far = !w->codes && d->coded && d->coded->read && s.row_bytes && !d->coded->near(d->coded);
-    Load x = {l, w, d, s, 1, far ? (size_t)SPAN : 1, c->device, NULL, w->codes ? codes_room(d->coded) : 0, {}};
-    if (!st) x.at_once = rows_at_once(l, s, x.span, d->in), st = send_all(&x, err);
-    if (!st && w->codes) st = check_codes(l, w, err);
-    if (!st) st = cu_ok(cudaEventRecord(l->loaded, l->stream), "weight", err);
-    if (!st) st = cu_ok(cudaStreamWaitEvent(c->stream, l->loaded, 0), "weight", err); /* what is queued from now on: kernels that */
-    if (!st) st = cu_settle(c, "weight", err);                                        /* come early, too */
+    if (!st && far) {
+        if (!(st = far_add(l, c->device, w, d->coded, s, err))) c->coming = true;
+    } else if (!st) {
+        Load x = {l, w, d, s, 1, c->device, NULL, w->codes ? codes_room(d->coded) : 0, {}};
+        x.at_once = l->bytes / (s.row_bytes ? s.row_bytes : d->in * 4);
+        if (c->coming) st = far_wait(l, err);
+        if (!st) st = send_all(&x, err);
+        if (!st && w->codes) st = check_codes(l, w, err);
+        if (!st) st = arrive(c, err);
+    }
     if (st && l) cudaStreamSynchronize(l->stream); /* nobody writes to the weight any more */
     if (st) {
         cu_weight_free(be, w);
@@ -294,6 +263,7 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
 void cu_weight_free(mla_backend *be, mla_weight *w)
 {
     if (!w) return;
+    if (cu_of(be)->coming) far_forget(cu_of(be)->loader, w);
     if (w->data) cudaFreeAsync(w->data, cu_of(be)->stream); /* what is queued may still read it */
     if (w->side) cudaFreeAsync(w->side, cu_of(be)->stream);
     free(w->codes);

@@ -59,7 +59,7 @@ typedef struct {
     mla_precision precision;
     mla_rows_fn rows;
     void *ctx;               /* used only during weight_new, unless undecoded */
-    const mla_coded *coded;  /* used only during weight_new; a row that cannot be filled, or is not finite, is EFORMAT */
+    const mla_coded *coded;  /* used only during weight_new, but its file and name; a row that cannot be filled, or is not finite, is EFORMAT */
     bool undecoded;
 } mla_weight_desc;
 
@@ -293,6 +293,8 @@ typedef struct {
     mla_status (*copy)(mla_backend *, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *);
     mla_status (*zero)(mla_backend *, mla_mem *dst, size_t bytes, mla_err *);
     mla_status (*sync)(mla_backend *, mla_err *);
+    /* A device that queues may still be reading coded.file afterwards, where it is not near; whatever is wrong there is then told by sync, or by
+     * the first operation with any weight, until the weight is freed. */
     mla_status (*weight_new)(mla_backend *, mla_weight **out, const mla_weight_desc *, mla_err *);
     void (*weight_free)(mla_backend *, mla_weight *);
     size_t (*weight_bytes)(const mla_weight *);

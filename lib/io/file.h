@@ -34,14 +34,12 @@ void mla_file_want(const mla_mapped *m, const void *p, size_t n);
 
 /* The bytes [p, p + n) of the mapping by reading the file: they stand at *from in room, which holds n + MLA_FILE_ROOM bytes on a
  * boundary of MLA_FILE_PAGE. Bytes in the page cache are taken from there; others are read through it, or past it where that is a
- * tenth faster (mla_file_begin). Several threads may read at once; what is not in the page cache comes fastest 16 MiB at a time.
+ * twentieth faster: both are tried on the first 256 MiB each of a file system. Several threads may read at once; what is not in the page
+ * cache comes fastest some MiB at a time.
  * MLA_EIO names file, offset, expected and found bytes when the file was cut off meanwhile. */
 #define MLA_FILE_PAGE 4096
 #define MLA_FILE_ROOM (2 * MLA_FILE_PAGE)
 MLA_CHECKED mla_status mla_file_bytes(const mla_mapped *m, const void *p, size_t n, void *room, const void **from, mla_err *err);
-/* n bytes, most of them not in the page cache, come next, in pieces: all of them one way. The first such runs on a file system take
- * either way in turns; when both have had 256 MiB, the faster is kept. Buffered where nobody begins. */
-void mla_file_begin(const mla_mapped *m, size_t n);
 /* Whether [p, p + n), which lie in the mapping, seem to be in the page cache: a page in 16 MiB is asked for, and the last. A system that
  * does not tell says so of all. */
 bool mla_file_cached(const mla_mapped *m, const void *p, size_t n);

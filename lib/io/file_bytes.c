@@ -1,14 +1,14 @@
 /* Bytes of a mapped file by reads into the caller's memory, buffered or direct.
  *
- * Which of the two is faster is a matter of the file system and what lies under it, not of the file: runs of bytes that are not in the page
- * cache are read either way in turns, a whole run each (side by side, direct reads crowd out the others), and what took less time a byte
- * is kept, by file system, as long as the process lives. Direct reads leave nothing in the page cache for the next process: they must be
- * a tenth faster. */
+ * Which of the two is faster is a matter of the file system and what lies under it, not of the file: what is not in the page cache is first
+ * read one way, then the other, and timed while reads of that way alone are under way (side by side, direct reads crowd out the others);
+ * what took less time a byte is kept, by file system, as long as the process lives. Direct reads leave nothing in the page cache for the
+ * next process: they must be a twentieth faster. */
 #include "io/file_bytes.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -20,24 +20,34 @@
 enum { BUFFERED, DIRECT, WAYS, UNDECIDED = WAYS, SYSTEMS = 32 };
 
 typedef struct {
-    _Atomic uint64_t dev;            /* + 1; 0: free */
-    atomic_int way;                  /* + 1; 0: undecided */
-    atomic_int turn;                 /* of the run that is read */
-    _Atomic uint64_t run, left, begun; /* its bytes, those to come, its beginning in ns */
-    _Atomic uint64_t read[WAYS], ns[WAYS];
+    uint64_t dev;                    /* + 1; 0: free */
+    int way;                         /* + 1; 0: undecided, then: */
+    int turn;                        /* the way of reads that begin */
+    size_t under_way[WAYS];
+    uint64_t since;                  /* when reads of `turn` alone were under way; 0: they are not */
+    uint64_t read[WAYS], ns[WAYS];
 } file_system;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below; a read takes milliseconds */
 
 /* NULL: more of them than anybody has. */
 static file_system *system_of(uint64_t dev)
 {
     static file_system all[SYSTEMS];
     for (size_t i = 0; i < SYSTEMS; i++) {
-        uint64_t was = 0;
-        if (atomic_load(&all[i].dev) == dev + 1 || atomic_compare_exchange_strong(&all[i].dev, &was, dev + 1) || was == dev + 1) return &all[i];
+        if (!all[i].dev) all[i].dev = dev + 1;
+        if (all[i].dev == dev + 1) return &all[i];
     }
     return NULL;
 }
-static int way_of(file_system *f) { return !f ? BUFFERED : atomic_load(&f->way) ? atomic_load(&f->way) - 1 : UNDECIDED; }
+static int way_of(uint64_t dev)
+{
+    pthread_mutex_lock(&lock);
+    file_system *f = system_of(dev);
+    int way = !f ? BUFFERED : f->way ? f->way - 1 : UNDECIDED;
+    pthread_mutex_unlock(&lock);
+    return way;
+}
 
 static uint64_t now_ns(void)
 {
@@ -46,28 +56,36 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void mla_file_begin(const mla_mapped *m, size_t n)
+/* A read begins: its way. */
+static int begin(uint64_t dev, bool *trial)
 {
-    file_system *f = system_of(m->dev);
-    if (way_of(f) != UNDECIDED) return;
-    atomic_store(&f->turn, atomic_load(&f->read[BUFFERED]) <= atomic_load(&f->read[DIRECT]) ? BUFFERED : DIRECT);
-    atomic_store(&f->begun, now_ns());
-    atomic_store(&f->run, n);
-    atomic_store(&f->left, n);
+    pthread_mutex_lock(&lock);
+    file_system *f = system_of(dev);
+    int way = !f ? BUFFERED : f->way ? f->way - 1 : f->turn;
+    *trial = f && !f->way;
+    if (*trial) {
+        f->under_way[way]++;
+        if (!f->since && !f->under_way[!way]) f->since = now_ns();
+    }
+    pthread_mutex_unlock(&lock);
+    return way;
 }
-/* n bytes of a run are there; with the last of them the run counts. */
-static void count(file_system *f, size_t n)
+/* A read of n bytes of the trial has ended. */
+static void end(uint64_t dev, int way, size_t n)
 {
-    uint64_t left = atomic_load(&f->left);
-    while (left >= n && !atomic_compare_exchange_weak(&f->left, &left, left - n)) continue;
-    if (left != n) return;
-    int turn = atomic_load(&f->turn), none = 0;
-    atomic_fetch_add(&f->ns[turn], now_ns() - atomic_load(&f->begun));
-    atomic_fetch_add(&f->read[turn], atomic_load(&f->run));
-    double read[WAYS] = {(double)atomic_load(&f->read[BUFFERED]), (double)atomic_load(&f->read[DIRECT])};
-    if (read[BUFFERED] < (double)ENOUGH || read[DIRECT] < (double)ENOUGH) return;
-    bool direct = (double)atomic_load(&f->ns[BUFFERED]) / read[BUFFERED] >= 1.1 * ((double)atomic_load(&f->ns[DIRECT]) / read[DIRECT]);
-    (void)atomic_compare_exchange_strong(&f->way, &none, (direct ? DIRECT : BUFFERED) + 1);
+    pthread_mutex_lock(&lock);
+    file_system *f = system_of(dev);
+    uint64_t now = now_ns();
+    f->under_way[way]--;
+    if (way == f->turn && f->since) f->read[way] += n;
+    if (f->since && (!f->under_way[f->turn] || f->read[f->turn] >= ENOUGH)) f->ns[f->turn] += now - f->since, f->since = 0;
+    if (!f->since && f->read[f->turn] >= ENOUGH) f->turn = !f->turn;
+    if (!f->way && f->read[BUFFERED] >= ENOUGH && f->read[DIRECT] >= ENOUGH) {
+        double buffered = (double)f->ns[BUFFERED] / (double)f->read[BUFFERED], direct = (double)f->ns[DIRECT] / (double)f->read[DIRECT];
+        f->way = (buffered >= 1.05 * direct ? DIRECT : BUFFERED) + 1;
+    }
+    if (!f->since && f->under_way[f->turn] && !f->under_way[!f->turn]) f->since = now;
+    pthread_mutex_unlock(&lock);
 }
 
 bool mla_file_cached(const mla_mapped *m, const void *p, size_t n)
@@ -120,23 +138,27 @@ mla_status mla_file_bytes(const mla_mapped *m, const void *p, size_t n, void *ro
     *from = room;
     if (!n) return MLA_OK;
     if (!mla_file_holds(m, p, n)) return mla_fail(err, MLA_EINVAL, "%s: %zu bytes from outside of the file", m->path ? m->path : "a file", n);
-    file_system *f = system_of(m->dev);
-    int way = way_of(f), take = way == UNDECIDED ? atomic_load(&f->turn) : way;
-    if (take == DIRECT && (mla_file_cached(m, p, n) || !mla_file_direct(m, p, n, room, from))) take = BUFFERED, *from = room;
-    mla_status st = take == BUFFERED ? read_buffered(m, p, n, room, err) : MLA_OK; /* says what is wrong with a file that was cut off */
-    if (st == MLA_OK && way == UNDECIDED) count(f, n);
+    if (mla_file_cached(m, p, n)) return read_buffered(m, p, n, room, err);
+    bool trial;
+    int way = begin(m->dev, &trial);
+    mla_status st = MLA_OK;
+    if (way == BUFFERED || !mla_file_direct(m, p, n, room, from)) {
+        *from = room;
+        st = read_buffered(m, p, n, room, err); /* says what is wrong with a file that was cut off */
+    }
+    if (trial) end(m->dev, way, n);
     return st;
 }
 
 const char *mla_file_way(const mla_mapped *m)
 {
     static const char *const NAME[] = {[BUFFERED] = "buffered", [DIRECT] = "direct", [UNDECIDED] = "undecided"};
-    return NAME[way_of(system_of(m->dev))];
+    return NAME[way_of(m->dev)];
 }
 
 void mla_file_want(const mla_mapped *m, const void *p, size_t n)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)p, a = from / page * page;
-    if (!n || !mla_file_holds(m, p, n) || way_of(system_of(m->dev)) == DIRECT || mla_file_cached(m, p, n)) return;
+    if (!n || !mla_file_holds(m, p, n) || way_of(m->dev) == DIRECT || mla_file_cached(m, p, n)) return;
     (void)madvise((void *)a, from + n - a, MADV_WILLNEED);
 }

@@ -157,17 +157,15 @@ static mla_status read_stored(const mla_coded *c, size_t at, size_t n, void *roo
 static bool near_stored(const mla_coded *c)
 {
     size_t n = c->code == MLA_CODE_TRELLIS ? mla_trellis_bytes(&c->trellis) : c->out * c->in * 2;
-    bool near = mla_file_cached(c->file, c->stored, n);
-    if (!near) mla_file_begin(c->file, n);
-    return near;
+    return mla_file_cached(c->file, c->stored, n);
 }
 _Static_assert(MLA_CODED_ROOM >= MLA_FILE_ROOM, "room beside the bytes");
 /* Codes or tiles that start at p: by reading the file that holds them, where one does. */
-static void from_file(mla_coded *c, const mla_model *m, const unsigned char *p, size_t n)
+static void from_file(mla_coded *c, const mla_model *m, const char *name, const unsigned char *p, size_t n)
 {
     const mla_mapped *f = m->gguf ? mla_gguf_file(m->gguf) : NULL;
     for (size_t s = 0; m->ckpt && !(f && mla_file_holds(f, p, n)) && s < mla_ckpt_shard_count(m->ckpt); s++) f = mla_st_file(mla_ckpt_shard(m->ckpt, s));
-    if (f && mla_file_holds(f, p, n)) c->read = read_stored, c->near = near_stored, c->file = f, c->stored = p;
+    if (f && mla_file_holds(f, p, n)) c->read = read_stored, c->near = near_stored, c->file = f, c->stored = p, c->name = name;
 }
 
 mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *err)
@@ -187,8 +185,8 @@ mla_status mla_mat_coded(const mla_mat *w, mla_coded *out, bool *fits, mla_err *
     }
     out->out = b->out; /* a view may show some rows of a fused matrix */
     if (rows) out->row_of = stored_row, out->map = w;
-    else if (out->code == MLA_CODE_BF16) from_file(out, w->model, b->q.part[0].data, out->out * out->in * 2);
-    else if (out->code == MLA_CODE_TRELLIS) from_file(out, w->model, out->trellis.tiles, mla_trellis_bytes(&out->trellis));
+    else if (out->code == MLA_CODE_BF16) from_file(out, w->model, b->q.name, b->q.part[0].data, out->out * out->in * 2);
+    else if (out->code == MLA_CODE_TRELLIS) from_file(out, w->model, b->q.name, out->trellis.tiles, mla_trellis_bytes(&out->trellis));
     return cols ? order_cols(w, b, out, err) : MLA_OK;
 }
 

@@ -53,9 +53,10 @@ static mla_status load_all(mla_rt *rt, mla_err *err)
         st = rt_layer_load(rt, &rt->layer[i], err);
         mla_progress_add(&p, 1);
     }
-    mla_progress_end(&p);
     if (st == MLA_OK) st = rt_head_load(rt, err);
     if (st == MLA_OK && rt->o.mtp) st = rt_mtp_load(rt, err);
+    if (st == MLA_OK) st = RT_OP(rt, sync, err); /* all of it is there, or what is wrong is said */
+    mla_progress_end(&p);
     return st;
 }
 

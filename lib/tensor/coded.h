@@ -86,8 +86,9 @@ struct mla_coded {
     /* NULL, or: codes of BF16, tiles of TRELLIS stand in a file one after another, with nothing between: bytes [at, at + n) of them, read to
      * *from in room (n + MLA_CODED_ROOM bytes on a boundary of 4096); safe from several threads at once. */
     mla_status (*read)(const mla_coded *c, size_t at, size_t n, void *room, const void **from, mla_err *err);
-    bool (*near)(const mla_coded *c); /* with read: whether it only copies, as all of them seem to be in memory; else it asks for 16 MiB at a time */
+    bool (*near)(const mla_coded *c); /* with read: whether it only copies, as all of them seem to be in memory; else it comes fastest some MiB at a time */
     const void *file;      /* of read */
+    const char *name;      /* with read: whose it is, for errors; NULL: nobody's. Lives as long as the file */
     const unsigned char *stored;
     size_t (*row_of)(const void *map, size_t row); /* NULL, or: logical row `row` is filled from stored row row_of(map, row) */
     const void *map;

@@ -43,6 +43,22 @@ static void stored_weights(void)
         bits[out * in - 1] = 0xff80;
         mla_weight_desc d = {out, in, MLA_PREC_BF16, dense_rows, &ctx, &c, false};
         mla_weight *W = NULL;
+        c.near = [](const mla_coded *) { return true; };
         cut_check(gpu->ops->weight_new(gpu, &W, &d, &err) == MLA_EFORMAT && !W, "an infinite stored weight");
+        c.near = [](const mla_coded *) { return false; }; /* read after weight_new: whoever waits for weights is told, as long as it is there */
+        c.name = "w";
+        mla_weight *V = NULL;
+        OK(gpu->ops->weight_new(gpu, &W, &d, &err));
+        cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT && strstr(err.msg, "w: weight"), "an infinite weight from a disk");
+        bits[out * in - 1] = 0;
+        OK(gpu->ops->weight_new(gpu, &V, &d, &err)); /* queued behind one that failed: not read */
+        mla_linear_args a = {Y, out, X, in, T, NULL, false};
+        cut_check(gpu->ops->linear(gpu, V, &a, &err) == MLA_EFORMAT, "use of weights after one has failed");
+        gpu->ops->weight_free(gpu, W);
+        cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT, "a weight that was not read");
+        gpu->ops->weight_free(gpu, V);
+        OK(gpu->ops->weight_new(gpu, &V, &d, &err));
+        OK(gpu->ops->sync(gpu, &err));
+        gpu->ops->weight_free(gpu, V);
     }
 }
