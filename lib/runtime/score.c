@@ -45,17 +45,30 @@ mla_status mla_score_row(mla_score *out, const float *x, size_t V, int32_t targe
     return MLA_OK;
 }
 
-/* Each probability ratio is formed from log-probabilities, so equal rows give exactly 0. */
-mla_status mla_kld_row(double *out, const float *p, const float *q, size_t V, mla_err *err)
+mla_status mla_lse_row(double *zp, const float *p, size_t V, mla_err *err)
 {
     mla_status st = check_row(p, V, "kld: first row", err);
-    if (st == MLA_OK) st = check_row(q, V, "kld: second row", err);
+    if (st == MLA_OK) *zp = lse(p, V);
+    return st;
+}
+
+/* Each probability ratio is formed from log-probabilities, so equal rows give exactly 0. */
+mla_status mla_kld_row_of(double *out, const float *p, double zp, const float *q, size_t V, mla_err *err)
+{
+    mla_status st = check_row(q, V, "kld: second row", err);
     if (st != MLA_OK) return st;
-    double zp = lse(p, V), zq = lse(q, V), sum = 0;
+    double zq = lse(q, V), sum = 0;
     for (size_t i = 0; i < V; i++) {
         double lp = p[i] - zp, lq = q[i] - zq;
         sum += exp(lp) * (lp - lq);
     }
     *out = sum > 0 ? sum : 0; /* rounding may leave -1e-17 */
     return MLA_OK;
+}
+
+mla_status mla_kld_row(double *out, const float *p, const float *q, size_t V, mla_err *err)
+{
+    double zp;
+    mla_status st = mla_lse_row(&zp, p, V, err);
+    return st == MLA_OK ? mla_kld_row_of(out, p, zp, q, V, err) : st;
 }

@@ -2,6 +2,8 @@
 #include "tensor/compare.h"
 
 #include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "built with fast-math: NaN checks would be folded away"
@@ -30,8 +32,19 @@ bool mla_cmp_ok(mla_cmp c, double tol) { return c.nonfinite == 0 && c.max_abs <=
 
 size_t mla_count_nonfinite(const float *x, size_t n, size_t *first)
 {
+    enum { LANES = 32, BLOCK = 128 * LANES }; /* blocks without one, as most are, are seen by vector code */
     size_t k = 0;
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]) && k++ == 0 && first) *first = i;
+    for (size_t at = 0, end; at < n; at = end) {
+        uint32_t top[LANES] = {0}, u[LANES];
+        bool odd = n - at < BLOCK;
+        end = odd ? n : at + BLOCK;
+        for (size_t i = at; !odd && i < end; i += LANES) {
+            memcpy(u, x + i, sizeof u);
+            for (size_t j = 0; j < LANES; j++) top[j] = (u[j] & 0x7fffffff) > top[j] ? u[j] & 0x7fffffff : top[j];
+        }
+        for (size_t j = 0; j < LANES; j++) odd |= top[j] >= 0x7f800000;
+        for (size_t i = at; odd && i < end; i++)
+            if (!isfinite(x[i]) && k++ == 0 && first) *first = i;
+    }
     return k;
 }

@@ -71,8 +71,8 @@ static void one(mla_factors *f, const mla_model *m, const mla_recipe *r, const m
     edit_stats(&l, plain, kappa, v);
     lab_must(mla_solve_layer(&s, &l, r->layout, W, wo.out, &(mla_solve_opts){.balance = r->balance, .groups = r->groups}, &err), &err);
     edit_problem(&s, &l, v);
-    lab_must(mla_solution_of(&t, &s, s.C, &host, &err), &err);
-    lab_must(mla_solution_factors(f, &t, rank / r->groups, v == BF16, &err), &err);
+    lab_must(mla_solution_of(&t, &s, s.C, &host, NULL, &err), &err);
+    lab_must(mla_solution_factors(f, &t, rank / r->groups, v == BF16, NULL, &err), &err);
     for (size_t i = 0; v == NO_REFIT && i < f->groups * f->r * f->n; i++) {
         f->E[i] = mla_bf16_f32(mla_f32_bf16(f->E[i]));
         f->D[i] = mla_bf16_f32(mla_f32_bf16(f->D[i]));

@@ -10,6 +10,7 @@
 #include "linalg/eigh.h"
 #include "linalg/gemm.h"
 #include "linalg/svd.h"
+#include "linalg/wide.h"
 
 #define PI 3.14159265358979323846
 
@@ -232,6 +233,46 @@ START_TEST(products_and_their_transposes)
 }
 END_TEST
 
+/* Blocks of rows on several threads: what one call gives, up to the order of sums, and the same bits on any number of threads. */
+START_TEST(blocks_of_rows)
+{
+    enum { M = 2 * MLA_WIDE_ROWS + 5, N = 37, K = 150 };
+    mla_err err;
+    mla_pool *pool[3] = {NULL};
+    double *a = normals(M * K, 62), *b = normals(K * N, 63), *c[4], *l = mla_alloc(K, K, sizeof *l), *g = normals(2 * K * K, 64), *x[4], *e[4];
+    ck_ok(mla_pool_new(&pool[1], 2, &err));
+    ck_ok(mla_pool_new(&pool[2], 5, &err));
+    mla_dsyrk(l, g, K, 2 * K, K, 1, 0);
+    ck_ok(mla_chol(l, K, &err));
+    for (int v = 0; v < 4; v++) c[v] = normals(M * N, 65), x[v] = normals(M * K, 66), e[v] = normals(K * N, 67);
+    mla_dgemm_args p = {.M = M, .N = N, .K = K, .alpha = 2, .beta = 3, .a = a, .lda = K, .b = b, .ldb = N, .ldc = N};
+    for (int t = 0; t < 2; t++) {
+        p.ta = t, p.lda = t ? M : K;
+        for (int v = 0; v < 4; v++) {
+            p.c = c[v];
+            if (v < 3) mla_dgemm_wide(&p, pool[v]);
+            else mla_dgemm(&p);
+        }
+        for (size_t i = 0; i < M * N; i++) ck_assert(fabs(c[0][i] - c[3][i]) <= 1e-11 && c[0][i] == c[1][i] && c[0][i] == c[2][i]);
+    }
+    for (int v = 0; v < 3; v++) ck_ok(mla_chol_solve_wide(l, K, x[v], M, pool[v], &err));
+    ck_ok(mla_chol_solve(l, K, x[3], M, &err));
+    for (size_t i = 0; i < M * K; i++) ck_assert(fabs(x[0][i] - x[3][i]) <= 1e-12 && x[0][i] == x[1][i] && x[0][i] == x[2][i]);
+    for (int v = 0; v < 3; v++) mla_lower_solve(e[v], l, K, N, pool[v]);
+    for (size_t i = 0; i < K; i++)
+        for (size_t j = 0; j < N; j++) {
+            double s = 0;
+            for (size_t k = 0; k <= i; k++) s += l[i * K + k] * e[0][k * N + j];
+            ck_assert(fabs(s - e[3][i * N + j]) <= 1e-12 && e[0][i * N + j] == e[1][i * N + j] && e[0][i * N + j] == e[2][i * N + j]);
+        }
+    x[0][3] = NAN;
+    ck_refused(mla_chol_solve_wide(l, K, x[0], M, pool[1], &err), MLA_EINVAL, "not finite");
+    for (int v = 0; v < 4; v++) mla_free(c[v]), mla_free(x[v]), mla_free(e[v]);
+    mla_free(a), mla_free(b), mla_free(l), mla_free(g);
+    mla_pool_free(pool[1]), mla_pool_free(pool[2]);
+}
+END_TEST
+
 static Suite *suite_linalg(void)
 {
     Suite *s = suite_create("linalg");
@@ -244,6 +285,7 @@ static Suite *suite_linalg(void)
     tcase_add_test(t, svd_refuses);
     tcase_add_test(t, cholesky_solves);
     tcase_add_test(t, products_and_their_transposes);
+    tcase_add_test(t, blocks_of_rows);
     suite_add_tcase(s, t);
     return s;
 }

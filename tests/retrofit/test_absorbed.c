@@ -212,14 +212,14 @@ START_TEST(tail_is_the_loss_of_the_factors)
         for (size_t r = 2; r <= N - w; r += 4) {
             mla_factors f, b;
             double loss, moved;
-            ck_ok(mla_solution_factors(&f, &s, r, false, &err));
+            ck_ok(mla_solution_factors(&f, &s, r, false, NULL, &err));
             ck_ok(mla_solution_loss(&loss, &s, &f, st.layer, &err));
             /* f32 factors, 2^-24 each, over N products; Lambda's floor adds at most its 1e-6 of the whole */
             ck_assert_msg(fabs(loss - mla_solution_tail(&s, r)) <= 1e-5 * total, "w %zu r %zu: loss %.9g, tail %.9g of %.9g", w, r, loss,
                           mla_solution_tail(&s, r), total);
             ck_assert(loss <= prev);
             prev = loss;
-            ck_ok(mla_solution_factors(&b, &s, r, true, &err));
+            ck_ok(mla_solution_factors(&b, &s, r, true, NULL, &err));
             ck_ok(mla_solution_loss(&moved, &s, &b, st.layer, &err));
             ck_assert(moved >= loss - 1e-5 * total && moved <= loss + 1e-3 * total);
             f.D[5] += 0.3f; /* a decoder off the optimum costs */

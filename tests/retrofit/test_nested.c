@@ -32,24 +32,24 @@ START_TEST(a_prefix_is_the_solution_at_that_rank)
     mla_nested full, half;
     solve(&s, &l, groups);
     size_t n = s.n, mid = n / 2 + 1;
-    ck_ok(mla_nested_of(&full, &s, n, true, &err));
-    ck_ok(mla_nested_of(&half, &s, mid, true, &err));
+    ck_ok(mla_nested_of(&full, &s, n, true, NULL, &err));
+    ck_ok(mla_nested_of(&half, &s, mid, true, NULL, &err));
     for (size_t r = 1; r <= n; r++)
         for (int bf16 = 0; bf16 < 2; bf16++)
             for (int k = 0; k < (r <= mid || r == n ? 2 : 1); k++) {
                 mla_factors want, got;
-                ck_ok(mla_solution_factors(&want, &s, r, bf16, &err));
-                ck_ok(mla_nested_factors(&got, k ? &half : &full, r, bf16, &err));
+                ck_ok(mla_solution_factors(&want, &s, r, bf16, NULL, &err));
+                ck_ok(mla_nested_factors(&got, k ? &half : &full, r, bf16, NULL, &err));
                 ck_assert(!memcmp(got.E, want.E, groups * r * n * 4) && !memcmp(got.D, want.D, groups * r * n * 4) &&
                           !memcmp(got.mu, want.mu, groups * n * 4));
                 mla_factors_free(&want);
                 mla_factors_free(&got);
             }
     mla_factors f, plain;
-    ck_refused(mla_nested_factors(&f, &half, mid + 1, true, &err), MLA_EINVAL, "the factors hold");
+    ck_refused(mla_nested_factors(&f, &half, mid + 1, true, NULL, &err), MLA_EINVAL, "the factors hold");
     /* the refit is not a prefix: taking stored columns instead would be seen */
-    ck_ok(mla_solution_factors(&f, &s, 5, true, &err));
-    ck_ok(mla_solution_factors(&plain, &s, mid, true, &err));
+    ck_ok(mla_solution_factors(&f, &s, 5, true, NULL, &err));
+    ck_ok(mla_solution_factors(&plain, &s, mid, true, NULL, &err));
     size_t differ = 0;
     for (size_t i = 0; i < n; i++) differ += memcmp(f.D + i * 5, plain.D + i * mid, 5 * 4) != 0;
     ck_assert(differ > 0);

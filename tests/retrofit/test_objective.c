@@ -201,7 +201,7 @@ START_TEST(published_definitions)
     for (size_t q = 0; q < sizeof RANK / sizeof *RANK; q++) {
         mla_factors f;
         size_t r = RANK[q], n = L.n;
-        ck_ok(mla_solution_factors(&f, &s, r, false, &err));
+        ck_ok(mla_solution_factors(&f, &s, r, false, NULL, &err));
         double worst = 0, scale = 0;
         for (size_t t = 0; t < T; t++) {
             double want[G * 2 * d], c[G * 2 * d] = {0};

@@ -1,6 +1,7 @@
 /* Statistics at their worst: every degenerate layer gives whole, finite factors that lose what the spectrum says, or a
  * refusal that names it and leaves nothing; parts add to the same bytes in any order; threads do not change a bit. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -8,6 +9,7 @@
 #include "harness.h"
 #include "io/file.h"
 #include "retrofit/solve/factorize.h"
+#include "retrofit/stats/gather.h"
 #include "retrofit/stats/merge.h"
 #include "retrofit/stats/stats_file.h"
 #include "synth.h"
@@ -106,7 +108,7 @@ START_TEST(degenerate_layers_have_whole_factors)
     for (size_t r = 1; r < s.n; r++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             mla_factors f;
-            ck_ok(mla_solution_factors(&f, &s, r, bf16, &err));
+            ck_ok(mla_solution_factors(&f, &s, r, bf16, NULL, &err));
             ck_assert_uint_eq(not_finite(f.E, groups * r * s.n) + not_finite(f.D, groups * r * s.n) + not_finite(f.mu, groups * s.n), 0);
             double got = synth_objective(&s, &f), want = mla_solution_tail(&s, r);
             /* f32: products of relative error 2^-24, as in test_solve.c; bf16: refitted, rows off by 2^-9, squared */
@@ -170,7 +172,7 @@ START_TEST(every_failed_allocation_leaves_nothing)
         ck_assert_int_ge(k, 10);
         for (k = 0;; k++) {
             mla_alloc_fail_after(k);
-            st = mla_solution_factors(&f, &s, 5, true, &err);
+            st = mla_solution_factors(&f, &s, 5, true, NULL, &err);
             mla_alloc_fail_after(-1);
             if (st == MLA_OK) break;
             ck_assert_int_eq(st, MLA_ENOMEM);
@@ -255,6 +257,81 @@ START_TEST(threads_do_not_change_a_bit)
 }
 END_TEST
 
+static bool same_sums(const mla_stats *a, const mla_stats *b)
+{
+    bool same = a->layers == b->layers && a->tokens == b->tokens && a->rows == b->rows && !memcmp(a->corpus_digest, b->corpus_digest, 32);
+    for (size_t i = 0; same && i < a->layers; i++) {
+        mla_stats_array x[MLA_STATS_ARRAYS], y[MLA_STATS_ARRAYS];
+        size_t n = mla_stats_arrays(&a->layer[i], x);
+        same = n == mla_stats_arrays(&b->layer[i], y) && a->layer[i].wsum == b->layer[i].wsum && a->layer[i].tokens == b->layer[i].tokens;
+        for (size_t k = 0; same && k < n; k++) same = !x[k].count || !memcmp(x[k].data, y[k].data, x[k].count * sizeof(double));
+    }
+    return same;
+}
+
+/* Parts that a thread writes and sums while the next one is collected, as beside a device that queues: the bytes and sums of one after the
+ * other; a part that is lost is collected again. */
+START_TEST(parts_kept_beside_the_collection)
+{
+    enum { ROW = 33, ROWS = 70, PARTS = 3 };
+    static int32_t ids[ROW * ROWS];
+    mla_model *m;
+    mla_backend *be;
+    mla_pool *pool;
+    mla_err err;
+    mla_stats sum[3];
+    mla_recipe r = mla_recipe_default();
+    unsigned char base[32] = {1}, corpus[32] = {2};
+    char *dir = mla_test_tmpdir(), path[2][PARTS][1300];
+    for (size_t i = 0; i < ROW * ROWS; i++) ids[i] = (int32_t)mla_rng_below(79, i, 2048);
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    ck_ok(mla_pool_new(&pool, 2, &err));
+    r.row_tokens = ROW;
+    ck_ok(mla_recipe_resolve(&r, mla_model_config(m), &err));
+    const mla_backend_ops *own = be->ops;
+    mla_backend_ops queue = *own;
+    queue.queues = true;
+    for (size_t k = 0; k < 3; k++) { /* 2: as 1, of which one part is lost */
+        char in[1200];
+        snprintf(in, sizeof in, "%s/%zu", dir, k ? (size_t)1 : (size_t)0);
+        ck_ok(mla_dir_make(in, &err));
+        be->ops = k ? &queue : own;
+        mla_gather_opts o = {.model = m, .recipe = &r, .be = be, .pool = pool, .dir = in, .name = "x", .base_digest = base, .corpus_digest = corpus};
+        for (size_t p = 0; k < 2 && p < PARTS; p++) snprintf(path[k][p], sizeof path[k][p], "%s/x-%05zu.mlastats", in, p);
+        if (k == 2) ck_ok(mla_dir_remove(path[1][1], &err));
+        ck_ok(mla_gather(&sum[k], &o, ids, ROW * ROWS, &err));
+        be->ops = own;
+        ck_assert(same_sums(&sum[0], &sum[k]));
+        for (size_t p = 0; k && p < PARTS; p++) {
+            char *a, *b;
+            size_t na, nb;
+            ck_ok(mla_file_read(&a, &na, path[0][p], (size_t)1 << 28, &err));
+            ck_ok(mla_file_read(&b, &nb, path[1][p], (size_t)1 << 28, &err));
+            ck_assert(na == nb && !memcmp(a, b, na));
+            mla_free(a), mla_free(b);
+        }
+    }
+    ck_ok(mla_dir_remove(path[1][2], &err)); /* a part that cannot be written is told, wherever it is written */
+    ck_ok(mla_dir_make(path[1][2], &err));
+    char in[1200];
+    snprintf(in, sizeof in, "%s/1", dir);
+    be->ops = &queue;
+    mla_gather_opts o = {.model = m, .recipe = &r, .be = be, .pool = pool, .dir = in, .name = "x", .base_digest = base, .corpus_digest = corpus};
+    mla_stats none;
+    ck_refused(mla_gather(&none, &o, ids, ROW * ROWS, &err), MLA_EIO, "x-00002.mlastats");
+    be->ops = own;
+    sum[1].layer[0].C[5] += 1; /* negative control */
+    ck_assert(!same_sums(&sum[0], &sum[1]));
+    for (size_t k = 0; k < 3; k++) mla_stats_free(&sum[k]);
+    mla_pool_free(pool);
+    mla_backend_close(be);
+    mla_model_close(m);
+    ck_ok(mla_dir_remove(dir, &err));
+    mla_free(dir);
+}
+END_TEST
+
 START_TEST(parts_add_in_any_order)
 {
     static mla_layer_kind kind[1] = {MLA_LAYER_FULL};
@@ -271,7 +348,7 @@ START_TEST(parts_add_in_any_order)
         ck_ok(mla_stats_new(&part, &c, MLA_LAYOUT_N, &err));
         fill(&part, 100 * (unsigned)i + 1, 1e3 / (double)(3 + i));
         part.corpus_digest[0] = (unsigned char)i;
-        ck_ok(mla_stats_write(&part, path[i], NULL, &err));
+        ck_ok(mla_stats_write(&part, path[i], NULL, NULL, &err));
         mla_stats_free(&part);
     }
     const char *const order[6][3] = {{path[0], path[1], path[2]}, {path[0], path[2], path[1]}, {path[1], path[0], path[2]},
@@ -309,6 +386,7 @@ Suite *suite_robust(void)
     tcase_add_test(c, values_that_are_not_finite_are_refused);
     tcase_add_test(c, every_failed_allocation_leaves_nothing);
     tcase_add_loop_test(c, threads_do_not_change_a_bit, 0, 2);
+    tcase_add_test(c, parts_kept_beside_the_collection);
     tcase_add_test(c, parts_add_in_any_order);
     suite_add_tcase(s, c);
     return s;

@@ -39,7 +39,7 @@ static void lab_new(lab *b, bool moved)
         }
     }
     ck_ok(mla_cross_moments_new(&b->m, 1, N, &err));
-    ck_ok(mla_cross_moments_add(&b->m, b->y, b->y2, b->w, T, b->s.mu, &err));
+    ck_ok(mla_cross_moments_add(&b->m, b->y, b->y2, b->w, T, b->s.mu, NULL, &err));
     for (size_t i = 0; i < N * N; i++) b->s.C[i] = b->m.yy[i] / b->m.wsum; /* as if the statistics were of this text */
 }
 
@@ -89,7 +89,7 @@ START_TEST(no_other_factors_are_better)
     for (size_t k = 0; k < 3; k++) {
         mla_factors f, g;
         double P[N * N], Q[N * N];
-        ck_ok(mla_sequential_factors(&f, &b->m, &b->s, R, RHO[k], &HOST, &err));
+        ck_ok(mla_sequential_factors(&f, &b->m, &b->s, R, RHO[k], &HOST, NULL, &err));
         product(P, &f);
         double best = objective(b, P, RHO[k]);
         for (unsigned trial = 0; trial < 24; trial++) { /* f32 factors: 2^-24 of the whole at most; steps are far above */
@@ -100,7 +100,7 @@ START_TEST(no_other_factors_are_better)
             ck_assert_msg(objective(b, Q, RHO[k]) > best, "rho %g, trial %u", RHO[k], trial);
             mla_factors_free(&g);
         }
-        ck_ok(mla_solution_factors(&g, &b->s, R, false, &err)); /* another covariance's solution */
+        ck_ok(mla_solution_factors(&g, &b->s, R, false, NULL, &err)); /* another covariance's solution */
         product(Q, &g);
         ck_assert(objective(b, Q, RHO[k]) > 1.001 * best);
         mla_factors_free(&g);
@@ -121,9 +121,9 @@ START_TEST(nothing_moved_is_the_symmetric_solution)
     ck_assert_ptr_nonnull(b);
     lab_new(b, false);
     for (size_t i = 0; i < N * N; i++) C[i] = b->s.C[i];
-    ck_ok(mla_solution_of(&s, &b->s, C, &HOST, &err));
-    ck_ok(mla_solution_factors(&g, &s, R, false, &err));
-    ck_ok(mla_sequential_factors(&f, &b->m, &b->s, R, rho, &HOST, &err));
+    ck_ok(mla_solution_of(&s, &b->s, C, &HOST, NULL, &err));
+    ck_ok(mla_solution_factors(&g, &s, R, false, NULL, &err));
+    ck_ok(mla_sequential_factors(&f, &b->m, &b->s, R, rho, &HOST, NULL, &err));
     product(P, &f);
     product(Q, &g);
     for (size_t i = 0; i < N * N; i++) ck_assert_msg(fabs(P[i] - Q[i]) <= 1e-5, "%zu: %g, %g", i, P[i], Q[i]); /* f32 factors of order 1 */
@@ -174,7 +174,7 @@ static void behind(mla_factors *f, mla_sequential_result *out, size_t threads)
     ck_ok(mla_refiner_follow(t.r, 5, prefix, layer, 2, &err));
     ck_ok(mla_refine_measure(t.r, 5, f, &followed, &err));
     ck_assert_msg(followed != alone, "the prefix changed nothing: %g", alone);
-    ck_ok(mla_sequential(t.r, &s, &HOST, f, out, &err));
+    ck_ok(mla_sequential(t.r, &s, &HOST, f, out, NULL, &err));
     ck_assert(out->before == followed && out->kept == (out->after < out->before));
     ck_ok(mla_refine_measure(t.r, 5, f, &alone, &err));
     ck_assert(alone == out->after);

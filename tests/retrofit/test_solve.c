@@ -32,7 +32,7 @@ START_TEST(tail_is_the_objective_of_the_factors)
     ck_assert(total > 0);
     for (size_t r = 1; r < s.n; r++) {
         mla_factors f;
-        ck_ok(mla_solution_factors(&f, &s, r, false, &err));
+        ck_ok(mla_solution_factors(&f, &s, r, false, NULL, &err));
         double got = synth_objective(&s, &f), want = mla_solution_tail(&s, r);
         /* f32 factors of unit-variance coordinates: relative error 2^-24 per product, n products, of the total */
         ck_assert_msg(fabs(got - want) <= (double)s.n * 0x1p-22 * total, "r=%zu: objective %.12g, tail %.12g of %.12g", r, got, want, total);
@@ -61,16 +61,16 @@ START_TEST(ranks_are_nested_prefixes)
     mla_err err;
     solve(&s, &l, 1);
     mla_factors a, b;
-    ck_ok(mla_solution_factors(&a, &s, 5, true, &err));
-    ck_ok(mla_solution_factors(&b, &s, 9, true, &err));
+    ck_ok(mla_solution_factors(&a, &s, 5, true, NULL, &err));
+    ck_ok(mla_solution_factors(&b, &s, 9, true, NULL, &err));
     ck_assert_mem_eq(a.E, b.E, 5 * s.n * sizeof(float));
     mla_factors_free(&a);
     mla_factors_free(&b);
-    ck_ok(mla_solution_factors(&a, &s, s.n, true, &err));
+    ck_ok(mla_solution_factors(&a, &s, s.n, true, NULL, &err));
     for (size_t i = 0; i < s.n; i++)
         for (size_t j = 0; j < s.n; j++) ck_assert(a.E[i * s.n + j] == (i == j) && a.D[i * s.n + j] == (i == j));
     mla_factors_free(&a);
-    ck_refused(mla_solution_factors(&a, &s, s.n + 1, true, &err), MLA_EINVAL, "rank 29");
+    ck_refused(mla_solution_factors(&a, &s, s.n + 1, true, NULL, &err), MLA_EINVAL, "rank 29");
     mla_solution_free(&s);
     synth_free(&l);
 }
@@ -84,8 +84,8 @@ START_TEST(bf16_refit_is_no_worse_than_plain_rounding)
     solve(&s, &l, 1);
     for (size_t r = 4; r < s.n; r += 6) {
         mla_factors f, g;
-        ck_ok(mla_solution_factors(&f, &s, r, false, &err));
-        ck_ok(mla_solution_factors(&g, &s, r, true, &err));
+        ck_ok(mla_solution_factors(&f, &s, r, false, NULL, &err));
+        ck_ok(mla_solution_factors(&g, &s, r, true, NULL, &err));
         double best = synth_objective(&s, &f), got = synth_objective(&s, &g);
         double total = mla_solution_tail(&s, 0);
         ck_assert(got >= best - 1e-6 * total && got <= best + 3e-5 * total); /* 2^-9 relative, squared, times a few */
@@ -131,7 +131,7 @@ START_TEST(held_out_loss_of_the_same_tokens_is_the_tail)
     mla_err err;
     solve(&s, &l, 2);
     mla_factors f;
-    ck_ok(mla_solution_factors(&f, &s, 5, false, &err));
+    ck_ok(mla_solution_factors(&f, &s, 5, false, NULL, &err));
     double loss, total = mla_solution_tail(&s, 0);
     ck_ok(mla_solution_loss(&loss, &s, &f, &l, &err));
     ck_assert(fabs(loss - mla_solution_tail(&s, 5)) <= 1e-5 * total);

@@ -81,7 +81,7 @@ START_TEST(files_read_back_and_damage_is_refused)
     for (size_t g = 0; a.layer->divisor && g < 2; g++) a.layer->divisor[g] = 3.5 + (double)g;
     a.tokens = 40, a.rows = 1, a.row_tokens = 512, a.plain = true;
     char *dir = mla_test_tmpdir(), *path = mla_path_join(dir, "s.mlastats");
-    ck_ok(mla_stats_write(&a, path, NULL, &err));
+    ck_ok(mla_stats_write(&a, path, NULL, NULL, &err));
     ck_ok(mla_stats_read(&b, path, &err));
     mla_stats_array x[MLA_STATS_ARRAYS], y[MLA_STATS_ARRAYS];
     size_t arrays = mla_stats_arrays(a.layer, x);

@@ -42,6 +42,11 @@ START_TEST(divergence)
     float p[2] = {0, 0}, q[2] = {0, logf(3)}; /* 1/2 1/2 against 1/4 3/4 */
     ck_ok(mla_kld_row(&k, p, q, 2, &err));
     ck_assert(fabs(k - (0.5 * log(2) + 0.5 * log(2.0 / 3))) < 1e-7);
+    double z, same;
+    ck_ok(mla_lse_row(&z, p, 2, &err));
+    ck_assert(fabs(z - log(2)) < 1e-15);
+    ck_ok(mla_kld_row_of(&same, p, z, q, 2, &err));
+    ck_assert(same == k);
     ck_ok(mla_kld_row(&k, q, q, 2, &err));
     ck_assert(k == 0);
     float shifted[2] = {7, 7 + logf(3)};

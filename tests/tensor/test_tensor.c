@@ -90,6 +90,23 @@ START_TEST(nan_never_passes)
 }
 END_TEST
 
+/* Numbers that are not finite, at every place of short arrays and at some of long ones, which are looked at in blocks. */
+START_TEST(odd_numbers_are_counted)
+{
+    static float x[13000];
+    for (size_t n = 0; n < 13000; n += n < 40 ? 1 : 977)
+        for (size_t p = 0, f = 99; p < n; p += n / 37 + 1) {
+            for (size_t i = 0; i < n; i++) x[i] = i % 3 ? -3.4e38f : 0;
+            ck_assert_uint_eq(mla_count_nonfinite(x, n, &f), 0);
+            x[p] = p % 2 ? NAN : -INFINITY;
+            if (n > p + 5000) x[p + 4999] = INFINITY;
+            ck_assert_uint_eq(mla_count_nonfinite(x, n, &f), 1u + (n > p + 5000));
+            ck_assert_uint_eq(f, p);
+        }
+    ck_assert_uint_eq(mla_count_nonfinite(x, 0, NULL), 0);
+}
+END_TEST
+
 START_TEST(dtype_table)
 {
     mla_dtype t;
@@ -116,6 +133,7 @@ Suite *suite_tensor(void)
     tcase_add_test(c, e4m3_codes);
     tcase_add_test(c, f16_and_bf16_codes);
     tcase_add_test(c, nan_never_passes);
+    tcase_add_test(c, odd_numbers_are_counted);
     tcase_add_test(c, dtype_table);
     suite_add_tcase(s, c);
     return s;

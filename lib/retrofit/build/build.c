@@ -269,7 +269,7 @@ mla_status mla_build_stats(const mla_build_opts *o, const char *stats_out, mla_e
         mla_gather_opts g = gather_opts(o, &in, &r, NULL, false);
         st = mla_gather(&fit, &g, in.fit, in.n_fit, err);
     }
-    if (st == MLA_OK) st = mla_stats_write(&fit, stats_out, NULL, err);
+    if (st == MLA_OK) st = mla_stats_write(&fit, stats_out, NULL, o->pool, err);
     if (st == MLA_OK) mla_info(o->log, "%s: %zu layers, %.0f tokens", stats_out, fit.layers, fit.tokens);
     mla_stats_free(&fit);
     mla_inputs_close(&in);

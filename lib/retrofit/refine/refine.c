@@ -144,7 +144,7 @@ mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, mla_factors *
     mla_status st = mla_refine_measure(r, s->layer, f, &out->before, err);
     if (st == MLA_OK) st = mla_factors_copy(&moved, f, err);
     if (st == MLA_OK) st = descend(r, &moved, prog, err);
-    if (st == MLA_OK) st = mla_refine_gauge(&moved, s, err);
+    if (st == MLA_OK) st = mla_refine_gauge(&moved, s, r->o.rows.pool, &(mla_eigen){r->o.rows.be, r->o.rows.log}, err);
     if (st == MLA_OK) st = mla_refine_measure(r, s->layer, &moved, &out->after, err);
     if (st == MLA_OK && out->after < out->before) { /* also false when not finite */
         mla_factors t = *f;

@@ -45,10 +45,10 @@ MLA_CHECKED mla_status mla_refine_layer(mla_refiner *r, const mla_solution *s, m
 MLA_CHECKED mla_status mla_refine_measure(mla_refiner *r, size_t layer, const mla_factors *f, double *out, mla_err *err);
 
 /* E and D of f in the closed form's gauge (see above); the product D E is unchanged up to rounding. Left as they are
- * when a latent coordinate has no variance. */
-MLA_CHECKED mla_status mla_refine_gauge(mla_factors *f, const mla_solution *s, mla_err *err);
+ * when a latent coordinate has no variance. pool NULL: one thread, the same bits. */
+MLA_CHECKED mla_status mla_refine_gauge(mla_factors *f, const mla_solution *s, mla_pool *pool, const mla_eigen *eigen, mla_err *err);
 
 /* A copy of f as it is stored. bf16: E is rounded, D is refitted so that D E keeps its effect on the fit's tokens as well
  * as it can (D' = D (E C E'^T) (E' C E'^T)^-1 for the rounded E'), then rounded, too. */
-MLA_CHECKED mla_status mla_refine_round(mla_factors *out, const mla_factors *f, const mla_solution *s, bool bf16, mla_err *err);
+MLA_CHECKED mla_status mla_refine_round(mla_factors *out, const mla_factors *f, const mla_solution *s, bool bf16, mla_pool *pool, mla_err *err);
 #endif

@@ -18,7 +18,7 @@ typedef struct {
 } mla_sequential_result;
 
 /* r follows the prefix of s->layer (mla_refiner_follow). f: the symmetric factors, f32; replaced where another is better. */
-MLA_CHECKED mla_status mla_sequential(mla_refiner *r, const mla_solution *s, const mla_eigen *eigen, mla_factors *f, mla_sequential_result *out,
+MLA_CHECKED mla_status mla_sequential(mla_refiner *r, const mla_solution *s, const mla_eigen *eigen, mla_factors *f, mla_sequential_result *out, mla_pool *pool,
                                       mla_err *err);
 
 /* The moments alone, per group: y y^T, y y2^T and y2 y2^T (n, n) of rows y, y2 (T, groups, n) with weights w (T), about mu; added to. */
@@ -28,8 +28,8 @@ typedef struct {
 } mla_cross_moments;
 MLA_CHECKED mla_status mla_cross_moments_new(mla_cross_moments *m, size_t groups, size_t n, mla_err *err);
 void mla_cross_moments_free(mla_cross_moments *m); /* zeroed struct is fine */
-MLA_CHECKED mla_status mla_cross_moments_add(mla_cross_moments *m, const float *y, const float *y2, const double *w, size_t T, const double *mu, mla_err *err);
+MLA_CHECKED mla_status mla_cross_moments_add(mla_cross_moments *m, const float *y, const float *y2, const double *w, size_t T, const double *mu, mla_pool *pool, mla_err *err);
 /* Factors of rank r per group from m and the metric of s, with ridge rho. */
 MLA_CHECKED mla_status mla_sequential_factors(mla_factors *out, const mla_cross_moments *m, const mla_solution *s, size_t r, double rho,
-                                              const mla_eigen *eigen, mla_err *err);
+                                              const mla_eigen *eigen, mla_pool *pool, mla_err *err);
 #endif

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "linalg/chol.h"
-#include "linalg/gemm.h"
+#include "linalg/wide.h"
 #include "tensor/fp.h"
 
 void mla_absorbed_free(mla_absorbed *a)
@@ -133,19 +133,19 @@ mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_stats *l, const
 }
 
 /* D' (n, r) = P C E^T (E C E^T)^-1 for the stored E (r, n), which no other decoder beats. */
-static mla_status refit(double *Dp, const double *E, const mla_absorbed *a, size_t n, size_t r, mla_err *err)
+static mla_status refit(double *Dp, const double *E, const mla_absorbed *a, size_t n, size_t r, mla_pool *pool, mla_err *err)
 {
     double *X = mla_alloc(r, n, sizeof *X), *Y = mla_alloc(r, n, sizeof *Y), *A = mla_alloc(r, r, sizeof *A);
     mla_status st = X && Y && A ? MLA_OK : mla_fail(err, MLA_ENOMEM, "decoder of rank %zu", r);
     if (st == MLA_OK) {
-        mla_dgemm(&(mla_dgemm_args){.M = r, .N = n, .K = n, .alpha = 1, .a = E, .lda = n, .b = a->C, .ldb = n, .c = X, .ldc = n}); /* E C */
-        mla_dgemm(&(mla_dgemm_args){.tb = true, .M = r, .N = r, .K = n, .alpha = 1, .a = X, .lda = n, .b = E, .ldb = n, .c = A, .ldc = r});
+        mla_dgemm_wide(&(mla_dgemm_args){.M = r, .N = n, .K = n, .alpha = 1, .a = E, .lda = n, .b = a->C, .ldb = n, .c = X, .ldc = n}, pool); /* E C */
+        mla_dgemm_wide(&(mla_dgemm_args){.tb = true, .M = r, .N = r, .K = n, .alpha = 1, .a = X, .lda = n, .b = E, .ldb = n, .c = A, .ldc = r}, pool);
         project_rows(Y, X, r, n, a->rot);
         for (size_t i = 0; i < n; i++)
             for (size_t k = 0; k < r; k++) Dp[i * r + k] = Y[k * n + i];
         st = mla_chol(A, r, err);
     }
-    if (st == MLA_OK) st = mla_chol_solve(A, r, Dp, n, err);
+    if (st == MLA_OK) st = mla_chol_solve_wide(A, r, Dp, n, pool, err);
     mla_free(X);
     mla_free(Y);
     mla_free(A);
@@ -154,7 +154,7 @@ static mla_status refit(double *Dp, const double *E, const mla_absorbed *a, size
 
 static float stored(double v, bool bf16) { return bf16 ? mla_bf16_f32(mla_f32_bf16((float)v)) : (float)v; }
 
-mla_status mla_absorbed_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err)
+mla_status mla_absorbed_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_pool *pool, mla_err *err)
 {
     const mla_absorbed *a = s->absorbed;
     const mla_rotary *rot = a->rot;
@@ -166,9 +166,10 @@ mla_status mla_absorbed_factors(mla_factors *out, const mla_solution *s, size_t 
     if (!E || !D || !K) st = mla_fail(err, MLA_ENOMEM, "layer %zu: factors of rank %zu", s->layer, r);
     if (st == MLA_OK) {
         memcpy(E, s->E, r * n * sizeof *E); /* E' P: columns of the keys times T */
-        mla_dgemm(&(mla_dgemm_args){.M = r, .N = gd, .K = gd, .alpha = 1, .a = s->E, .lda = n, .b = rot->T, .ldb = gd, .c = E, .ldc = n});
+        mla_dgemm_wide(&(mla_dgemm_args){.M = r, .N = gd, .K = gd, .alpha = 1, .a = s->E, .lda = n, .b = rot->T, .ldb = gd, .c = E, .ldc = n}, pool);
         for (size_t i = 0; i < r * n; i++) E[i] = out->E[i] = stored(E[i], bf16);
-        if (!bf16 || refit(D, E, a, n, r, NULL) != MLA_OK) /* directions without energy: keep D' */
+        mla_err why;
+        if (!bf16 || refit(D, E, a, n, r, pool, &why) != MLA_OK) /* directions without energy: keep D' */
             for (size_t i = 0; i < n; i++) memcpy(D + i * r, s->D + i * n, r * sizeof *D);
         for (size_t h = 0; h < rot->H; h++) {
             memcpy(K, D + h / m * d * r, d * r * sizeof *K);

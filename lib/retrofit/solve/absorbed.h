@@ -23,6 +23,6 @@ MLA_CHECKED mla_status mla_solve_absorbed(mla_solution *out, const mla_layer_sta
                                           const mla_rotary_opts *o, mla_err *err);
 /* What solve.c calls for a solution that has one of these. */
 void mla_absorbed_free(mla_absorbed *a);
-MLA_CHECKED mla_status mla_absorbed_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err);
+MLA_CHECKED mla_status mla_absorbed_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_pool *pool, mla_err *err);
 MLA_CHECKED mla_status mla_absorbed_loss(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *l, mla_err *err);
 #endif

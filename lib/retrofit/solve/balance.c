@@ -15,7 +15,7 @@ static mla_status trial(double *kld, mla_solution *sol, const mla_balance_opts *
     mla_status st = f && layer ? mla_solve_all(sol, &o->solve, balance, err) : mla_fail(err, MLA_ENOMEM, "factors of %zu layers", n);
     for (size_t i = 0; st == MLA_OK && i < n; i++) {
         layer[i] = sol[i].layer;
-        st = mla_solution_factors(&f[i], &sol[i], rank / sol[i].groups, false, err);
+        st = mla_solution_factors(&f[i], &sol[i], rank / sol[i].groups, false, NULL, err);
     }
     if (st == MLA_OK) st = mla_probe_kld(o->probe, kld, f, layer, n, err);
     for (size_t i = 0; f && i < n; i++) mla_factors_free(&f[i]);

@@ -63,8 +63,8 @@ static mla_status one_result(work *w, size_t i)
     mla_free(r->spectrum);
     *r = (mla_layer_result){0};
     bool moved = w->local[i].accepted;
-    mla_status st = moved ? mla_refine_round(f, &w->refined[i], s, !w->out->f32, err) : mla_solution_factors(f, s, per, !w->out->f32, err);
-    if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, err);
+    mla_status st = moved ? mla_refine_round(f, &w->refined[i], s, !w->out->f32, NULL, err) : mla_solution_factors(f, s, per, !w->out->f32, NULL, err);
+    if (st == MLA_OK && w->nested && !w->out->nested[i].sigma) st = mla_nested_of(&w->out->nested[i], s, per, true, NULL, err);
     if (st != MLA_OK) return st;
     double total = mla_solution_tail(s, 0), loss;
     *r = (mla_layer_result){.layer = s->layer, .rank = w->rank[i], .rotary = f->w, .predicted = total > 0 ? mla_solution_tail(s, per) / total : 0, .held_out = -1,
@@ -109,7 +109,7 @@ static mla_status follow(work *w, const mla_factorize_opts *o, size_t i, mla_fac
     for (size_t k = 0; st == MLA_OK && k < i; k++)
         if (w->refined[k].r) prefix[n] = w->refined[k], layer[n++] = w->sol[k].layer; /* full rank: exact, nothing to set */
     if (st == MLA_OK && n) st = mla_refiner_follow(o->refiner, w->sol[i].layer, prefix, layer, n, err);
-    if (st == MLA_OK && n) st = mla_sequential(o->refiner, &w->sol[i], &o->eigen, f, res, err);
+    if (st == MLA_OK && n) st = mla_sequential(o->refiner, &w->sol[i], &o->eigen, f, res, o->pool, err);
     mla_free(prefix);
     mla_free(layer);
     return st;
@@ -145,7 +145,7 @@ static mla_status refine_one(work *w, const mla_factorize_opts *o, size_t i, mla
     } else {
         mla_factors small = {0};
         st = move(w, o, i, f, local, prog, err);
-        if (st == MLA_OK) st = local->accepted ? mla_refine_round(&small, f, s, true, err) : mla_solution_factors(&small, s, f->r, true, err);
+        if (st == MLA_OK) st = local->accepted ? mla_refine_round(&small, f, s, true, o->pool, err) : mla_solution_factors(&small, s, f->r, true, o->pool, err);
         if (st == MLA_OK) st = mla_refine_measure(o->refiner, s->layer, &small, &local->stored, err);
         mla_factors_free(&small);
         if (st == MLA_OK && path) st = mla_piece_write(path, f, local, err);
@@ -167,7 +167,7 @@ static mla_status refine_all(work *w, const mla_factorize_opts *o, size_t n, mla
             prog.total -= (double)w->r->refine_steps;
             continue;
         }
-        st = mla_solution_factors(&w->refined[i], &w->sol[i], per, false, err);
+        st = mla_solution_factors(&w->refined[i], &w->sol[i], per, false, NULL, err);
         if (st == MLA_OK) st = refine_one(w, o, i, &w->refined[i], &prog, err);
         tried++;
         kept += w->local[i].accepted;

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 #include "linalg/chol.h"
-#include "linalg/gemm.h"
+#include "linalg/wide.h"
 #include "tensor/fp.h"
 
 static float rounded(float v) { return mla_bf16_f32(mla_f32_bf16(v)); }
@@ -21,14 +21,14 @@ void mla_nested_free(mla_nested *ne)
 }
 
 /* X (n, r) = the first r columns of C E^T, E (n, n) rounded to bf16: always the whole product, whose shape no rank decides. */
-static mla_status cross_of(double *X, const mla_solution *s, size_t a, size_t r, mla_err *err)
+static mla_status cross_of(double *X, const mla_solution *s, size_t a, size_t r, mla_pool *pool, mla_err *err)
 {
     size_t n = s->n;
     double *E = mla_alloc_raw(n, n, sizeof *E), *P = mla_alloc_raw(n, n, sizeof *P);
     mla_status st = E && P ? MLA_OK : mla_fail(err, MLA_ENOMEM, "layer %zu: decoder of %zu features", s->layer, n);
     for (size_t i = 0; st == MLA_OK && i < n * n; i++) E[i] = rounded((float)s->E[a * n * n + i]);
     if (st == MLA_OK) {
-        mla_dgemm(&(mla_dgemm_args){.tb = true, .M = n, .N = n, .K = n, .alpha = 1, .a = s->C + a * n * n, .lda = n, .b = E, .ldb = n, .c = P, .ldc = n});
+        mla_dgemm_wide(&(mla_dgemm_args){.tb = true, .M = n, .N = n, .K = n, .alpha = 1, .a = s->C + a * n * n, .lda = n, .b = E, .ldb = n, .c = P, .ldc = n}, pool);
         for (size_t i = 0; i < n; i++) memcpy(X + i * r, P + i * n, r * sizeof *X);
     }
     mla_free(E);
@@ -36,7 +36,7 @@ static mla_status cross_of(double *X, const mla_solution *s, size_t a, size_t r,
     return st;
 }
 
-mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool cross, mla_err *err)
+mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool cross, mla_pool *pool, mla_err *err)
 {
     size_t n = s->n, g = s->groups;
     *out = (mla_nested){.layer = s->layer, .keys = s->keys};
@@ -58,7 +58,7 @@ mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool 
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < r; j++) out->f.D[(a * n + i) * r + j] = (float)D[i * n + j];
         for (size_t i = 0; i < n; i++) out->f.mu[a * n + i] = (float)s->mu[a * n + i];
-        if (cross) st = cross_of(out->cross + a * n * r, s, a, r, err);
+        if (cross) st = cross_of(out->cross + a * n * r, s, a, r, pool, err);
     }
     if (st == MLA_OK) memcpy(out->sigma, s->sigma, g * n * sizeof *out->sigma);
     else mla_nested_free(out);
@@ -66,7 +66,7 @@ mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool 
 }
 
 /* D (n, r) = X (E X)^-1, which no weighting can beat for a given E. Directions without energy: D stays as it is. */
-static mla_status refit(float *D, const float *E, const double *X, size_t ldx, size_t n, size_t r, mla_err *err)
+static mla_status refit(float *D, const float *E, const double *X, size_t ldx, size_t n, size_t r, mla_pool *pool, mla_err *err)
 {
     double *Ed = mla_alloc_raw(r, n, sizeof *Ed), *Dd = mla_alloc_raw(n, r, sizeof *Dd), *A = mla_alloc_raw(r, r, sizeof *A);
     mla_err why = {0};
@@ -74,8 +74,8 @@ static mla_status refit(float *D, const float *E, const double *X, size_t ldx, s
     if (st == MLA_OK) {
         for (size_t i = 0; i < r * n; i++) Ed[i] = E[i];
         for (size_t i = 0; i < n; i++) memcpy(Dd + i * r, X + i * ldx, r * sizeof *Dd);
-        mla_dgemm(&(mla_dgemm_args){.M = r, .N = r, .K = n, .alpha = 1, .a = Ed, .lda = n, .b = Dd, .ldb = r, .c = A, .ldc = r});
-        bool ok = mla_chol(A, r, &why) == MLA_OK && mla_chol_solve(A, r, Dd, n, &why) == MLA_OK;
+        mla_dgemm_wide(&(mla_dgemm_args){.M = r, .N = r, .K = n, .alpha = 1, .a = Ed, .lda = n, .b = Dd, .ldb = r, .c = A, .ldc = r}, pool);
+        bool ok = mla_chol(A, r, &why) == MLA_OK && mla_chol_solve_wide(A, r, Dd, n, pool, &why) == MLA_OK;
         for (size_t i = 0; ok && i < n * r; i++) D[i] = (float)Dd[i];
     }
     mla_free(Ed);
@@ -108,7 +108,7 @@ void mla_nested_cut(mla_factors *out, const mla_nested *ne)
     memcpy(out->Rq, f->Rq, f->w * n / 2 * sizeof *f->Rq);
 }
 
-mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_err *err)
+mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_pool *pool, mla_err *err)
 {
     const mla_factors *f = &ne->f;
     size_t n = f->n, R = f->r;
@@ -125,7 +125,7 @@ mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, 
     for (size_t a = 0; st == MLA_OK && a < f->groups; a++) {
         float *E = out->E + a * r * n, *D = out->D + a * n * r;
         for (size_t i = 0; bf16 && i < r * n; i++) E[i] = rounded(E[i]);
-        if (bf16) st = refit(D, E, ne->cross + a * n * R, R, n, r, err);
+        if (bf16) st = refit(D, E, ne->cross + a * n * R, R, n, r, pool, err);
         for (size_t i = 0; bf16 && i < n * r; i++) D[i] = rounded(D[i]);
     }
     if (st != MLA_OK) mla_factors_free(out);

@@ -11,6 +11,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/par.h"
 #include "model/factors.h"
 #include "model/model.h"
 #include "retrofit/solve/solve.h"
@@ -23,11 +24,11 @@ typedef struct {
 } mla_nested;
 
 /* The first r directions of a solution, 1 <= r <= n; cross: with X, which bf16 factors need. */
-MLA_CHECKED mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool cross, mla_err *err);
+MLA_CHECKED mla_status mla_nested_of(mla_nested *out, const mla_solution *s, size_t r, bool cross, mla_pool *pool, mla_err *err);
 void mla_nested_free(mla_nested *ne); /* zeroed struct is fine */
 
 /* Factors of r <= ne->f.r values per group; r == n gives the exact identity. bf16 as in mla_solution_factors. */
-MLA_CHECKED mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_err *err);
+MLA_CHECKED mla_status mla_nested_factors(mla_factors *out, const mla_nested *ne, size_t r, bool bf16, mla_pool *pool, mla_err *err);
 
 /* Empty factors of rank r with the divisors' centres of ne. */
 MLA_CHECKED mla_status mla_nested_new(mla_factors *out, const mla_nested *ne, size_t r, mla_err *err);

@@ -97,7 +97,7 @@ static mla_status describe(mla_layer_result *r, const mla_nested *ne, size_t per
 static mla_status take(mla_factors *f, const mla_factor_source *src, const mla_config *c, size_t i, size_t per, mla_err *err)
 {
     const mla_nested *ne = &src->layer[i];
-    if (src->nested) return mla_nested_factors(f, ne, per, !src->f32, err);
+    if (src->nested) return mla_nested_factors(f, ne, per, !src->f32, NULL, err);
     mla_status st = ne->f.w ? mla_factors_new_absorbed(f, c, ne->f.w, per, err) : mla_nested_new(f, ne, per, err);
     if (st == MLA_OK) mla_nested_cut(f, ne);
     return st;

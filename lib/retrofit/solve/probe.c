@@ -14,6 +14,7 @@ struct mla_probe {
     size_t rows, row, V;
     const int32_t *ids;   /* borrowed: rows * row tokens */
     float *base;          /* (rows * row, V) */
+    double *z;            /* (rows * row) log sum exp of its rows */
     /* of the run in progress */
     bool record;
     double kld;
@@ -22,6 +23,7 @@ struct mla_probe {
 typedef struct { /* positions of one call */
     const mla_probe *p;
     float *base;
+    double *z;
     const float *logits;
     double *kld;
     mla_err *err;         /* (n) */
@@ -33,8 +35,9 @@ static void take_positions(void *ctx, size_t b, size_t e, size_t worker)
     positions *q = ctx;
     size_t V = q->p->V;
     for (size_t t = b; t < e; t++) {
-        if (q->p->record) memcpy(q->base + t * V, q->logits + t * V, V * sizeof(float));
-        else q->err[t].status = mla_kld_row(&q->kld[t], q->base + t * V, q->logits + t * V, V, &q->err[t]);
+        const float *x = q->logits + t * V;
+        if (q->p->record) memcpy(q->base + t * V, x, V * sizeof(float));
+        q->err[t].status = q->p->record ? mla_lse_row(&q->z[t], x, V, &q->err[t]) : mla_kld_row_of(&q->kld[t], q->base + t * V, q->z[t], x, V, &q->err[t]);
     }
 }
 
@@ -42,7 +45,8 @@ static void take_positions(void *ctx, size_t b, size_t e, size_t worker)
 static mla_status on_logits(void *ctx, size_t job, size_t row0, size_t n, const float *logits, mla_err *err)
 {
     mla_probe *p = ctx;
-    positions q = {p, p->base + (job * p->row + row0) * p->V, logits, mla_alloc(n, 1, sizeof(double)), mla_alloc(n, 1, sizeof(mla_err))};
+    size_t at = job * p->row + row0;
+    positions q = {p, p->base + at * p->V, p->z + at, logits, mla_alloc(n, 1, sizeof(double)), mla_alloc(n, 1, sizeof(mla_err))};
     mla_status st = q.kld && q.err ? MLA_OK : mla_fail(err, MLA_ENOMEM, "%zu probe positions", n);
     if (st == MLA_OK) mla_par_for(p->o.pool, n, 1, take_positions, &q);
     for (size_t t = 0; st == MLA_OK && t < n; t++) {
@@ -88,7 +92,7 @@ mla_status mla_probe_new(mla_probe **out, const mla_probe_opts *o, const int32_t
         if (p->rows == 0 || p->rows * p->row > n)
             st = mla_fail(err, MLA_EINVAL, "%zu held-out tokens: the probe needs a row of %zu", n, p->row);
     }
-    if (st == MLA_OK && !(p->base = mla_alloc_raw(p->rows * p->row, p->V, sizeof *p->base)))
+    if (st == MLA_OK && (!(p->base = mla_alloc_raw(p->rows * p->row, p->V, sizeof *p->base)) || !(p->z = mla_alloc(p->rows, p->row, sizeof *p->z))))
         st = mla_fail(err, MLA_ENOMEM, "base logits of %zu probe tokens", p->rows * p->row);
     if (st == MLA_OK) st = mla_rt_open(&p->rt, o->model, o->be, &ro, err);
     if (st == MLA_OK) st = pass(p, err);
@@ -103,6 +107,7 @@ void mla_probe_free(mla_probe *p)
     if (!p) return;
     mla_rt_close(p->rt);
     mla_free(p->base);
+    mla_free(p->z);
     mla_free(p);
 }
 
@@ -128,7 +133,7 @@ mla_status mla_probe_eta(mla_probe *p, double *eta, const mla_solution *s, const
         double kld, tail = mla_solution_tail(&s[i], per);
         eta[i] = 0;
         if (per < s[i].n && tail > 0) {
-            st = mla_solution_factors(&f, &s[i], per, false, err);
+            st = mla_solution_factors(&f, &s[i], per, false, NULL, err);
             if (st == MLA_OK) st = mla_probe_kld(p, &kld, &f, &s[i].layer, 1, err);
             if (st == MLA_OK) eta[i] = kld / tail;
             mla_factors_free(&f);

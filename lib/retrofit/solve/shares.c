@@ -122,7 +122,7 @@ static mla_status curves(trials *t, size_t n, mla_err *err)
 static mla_status kld_at(double *kld, mla_probe *p, const mla_solution *s, size_t r, mla_err *err)
 {
     mla_factors f;
-    mla_status st = mla_solution_factors(&f, s, r, false, err);
+    mla_status st = mla_solution_factors(&f, s, r, false, NULL, err);
     if (st != MLA_OK) return st;
     st = mla_probe_kld(p, kld, &f, &s->layer, 1, err);
     mla_factors_free(&f);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "linalg/gemm.h"
+#include "linalg/wide.h"
 #include "retrofit/stats/divisor.h"
 #include "retrofit/solve/absorbed.h"
 #include "retrofit/solve/metric.h"
@@ -54,6 +54,7 @@ typedef struct {
     const double *C, *Lambda;
     double *E, *D, *sigma;
     const mla_eigen *eigen;
+    mla_pool *pool;
 } problem;
 
 /* F and its inverse from Lambda = V diag(l) V^T, part by part: F = diag(sqrt l) V^T (n, n), Fi = V diag(1/sqrt l), with
@@ -90,9 +91,9 @@ static mla_status root_of_lambda(double *F, double *Fi, bool *dead, const proble
 }
 
 /* c = a b, or a b^T, all (n, n) */
-static void square_mul(double *c, const double *a, const double *b, size_t n, bool tb)
+static void square_mul(double *c, const double *a, const double *b, size_t n, bool tb, mla_pool *pool)
 {
-    mla_dgemm(&(mla_dgemm_args){.tb = tb, .M = n, .N = n, .K = n, .alpha = 1, .a = a, .lda = n, .b = b, .ldb = n, .c = c, .ldc = n});
+    mla_dgemm_wide(&(mla_dgemm_args){.tb = tb, .M = n, .N = n, .K = n, .alpha = 1, .a = a, .lda = n, .b = b, .ldb = n, .c = c, .ldc = n}, pool);
 }
 
 static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
@@ -109,8 +110,8 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
     bool dead;
     mla_status st = root_of_lambda(F, Fi, &dead, p, floored, err);
     if (st == MLA_OK) {
-        square_mul(T, F, p->C, n, false);
-        square_mul(S, T, F, n, true);
+        square_mul(T, F, p->C, n, false, p->pool);
+        square_mul(S, T, F, n, true, p->pool);
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i; j++) S[i * n + j] = S[j * n + i] = 0.5 * (S[i * n + j] + S[j * n + i]);
         st = mla_eigen_solve(p->eigen, S, w, n, err);
@@ -123,8 +124,8 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
                 S[(n - 1 - i) * n + j] = t;
             }
         for (size_t i = 0; i < n; i++) sig[i] = w[n - 1 - i] > 0 ? w[n - 1 - i] : 0;
-        square_mul(E, S, F, n, false);  /* E = U^T F */
-        square_mul(D, Fi, S, n, true);  /* D = F^-1 U */
+        square_mul(E, S, F, n, false, p->pool);  /* E = U^T F */
+        square_mul(D, Fi, S, n, true, p->pool);  /* D = F^-1 U */
         /* gauge: unit variance per coordinate (Var c_i = sigma_i), so that one FP8 scale fits all of them. A direction that
          * calibration hardly saw is not blown up beyond 1e4: with 1e-3 of the largest variance in other text it still
          * stays below FP8's 448, and bf16 rounding of its row leaks little. */
@@ -144,7 +145,7 @@ static mla_status solve_problem(const problem *p, size_t *floored, mla_err *err)
 }
 
 /* Features [f0, f0 + m) of group a on their own; direction k of theirs becomes direction place(k) of the group's. */
-static mla_status solve_side(mla_solution *s, size_t a, bool keys, const mla_eigen *eigen, mla_err *err)
+static mla_status solve_side(mla_solution *s, size_t a, bool keys, const mla_eigen *eigen, mla_pool *pool, mla_err *err)
 {
     size_t n = s->n, f0 = keys ? 0 : s->keys, m = keys ? s->keys : n - s->keys, other = n - m;
     double *buf = mla_alloc(4 * m, m, sizeof *buf), *sig = mla_alloc(m, 1, sizeof *sig);
@@ -155,7 +156,7 @@ static mla_status solve_side(mla_solution *s, size_t a, bool keys, const mla_eig
             memcpy(C + i * m, s->C + (a * n + f0 + i) * n + f0, m * sizeof *C);
             memcpy(L + i * m, s->Lambda + (a * n + f0 + i) * n + f0, m * sizeof *L);
         }
-        problem p = {.n = m, .C = C, .Lambda = L, .E = E, .D = D, .sigma = sig, .eigen = eigen};
+        problem p = {.n = m, .C = C, .Lambda = L, .E = E, .D = D, .sigma = sig, .eigen = eigen, .pool = pool};
         st = solve_problem(&p, &s->floored, err);
         for (size_t k = 0; st == MLA_OK && k < m; k++) {
             size_t to = k < other ? 2 * k + !keys : other + k; /* K, V, K, V, ... until one side is used up */
@@ -169,15 +170,15 @@ static mla_status solve_side(mla_solution *s, size_t a, bool keys, const mla_eig
     return st;
 }
 
-static mla_status solve_group(mla_solution *s, size_t a, size_t heads, const mla_eigen *eigen, mla_err *err)
+static mla_status solve_group(mla_solution *s, size_t a, size_t heads, const mla_eigen *eigen, mla_pool *pool, mla_err *err)
 {
     size_t n = s->n;
     if (s->separate) {
-        mla_status st = solve_side(s, a, true, eigen, err);
-        return st == MLA_OK ? solve_side(s, a, false, eigen, err) : st;
+        mla_status st = solve_side(s, a, true, eigen, pool, err);
+        return st == MLA_OK ? solve_side(s, a, false, eigen, pool, err) : st;
     }
     problem p = {.n = n, .heads = heads, .key = s->keys / heads, .C = s->C + a * n * n, .Lambda = s->Lambda + a * n * n,
-                 .E = s->E + a * n * n, .D = s->D + a * n * n, .sigma = s->sigma + a * n, .eigen = eigen};
+                 .E = s->E + a * n * n, .D = s->D + a * n * n, .sigma = s->sigma + a * n, .eigen = eigen, .pool = pool};
     return solve_problem(&p, &s->floored, err);
 }
 
@@ -263,7 +264,7 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
         for (size_t i = 0; st == MLA_OK && i < n * n; i++)
             if (!isfinite(Lam[i])) st = mla_fail(err, MLA_EFORMAT, "the metric of feature %zu is not finite", i / n);
         if (st != MLA_OK) break;
-        st = solve_group(out, a, l->G / gs, &o->eigen, err);
+        st = solve_group(out, a, l->G / gs, &o->eigen, NULL, err);
     }
     mla_free(L);
     mla_free(C);
@@ -273,7 +274,7 @@ mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats *l, mla_layo
     return mla_wrap(err, "layer %zu", l->layer);
 }
 
-mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_err *err)
+mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_pool *pool, mla_err *err)
 {
     size_t n = s->n, gs = s->groups, all = gs * n * n, heads = s->kv_heads / gs;
     *out = (mla_solution){.layout = s->layout, .layer = s->layer, .groups = gs, .kv_heads = s->kv_heads, .n = n, .keys = s->keys, .separate = s->separate};
@@ -283,7 +284,7 @@ mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const doubl
     memcpy(out->mu, s->mu, gs * n * sizeof *out->mu);
     memcpy(out->C, C, all * sizeof *out->C);
     memcpy(out->Lambda, s->Lambda, all * sizeof *out->Lambda);
-    for (size_t a = 0; st == MLA_OK && a < gs; a++) st = solve_group(out, a, heads, eigen, err);
+    for (size_t a = 0; st == MLA_OK && a < gs; a++) st = solve_group(out, a, heads, eigen, pool, err);
     if (st != MLA_OK) mla_solution_free(out);
     return st;
 }
@@ -296,15 +297,15 @@ double mla_solution_tail(const mla_solution *s, size_t r)
     return t;
 }
 
-mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err)
+mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_pool *pool, mla_err *err)
 {
     mla_nested ne;
     *out = (mla_factors){0};
     if (r == 0 || r > s->n) return mla_fail(err, MLA_EINVAL, "layer %zu: rank %zu per group outside 1..%zu", s->layer, r, s->n);
-    if (s->absorbed) return mla_absorbed_factors(out, s, r, bf16, err);
-    mla_status st = mla_nested_of(&ne, s, r, bf16 && r < s->n, err);
+    if (s->absorbed) return mla_absorbed_factors(out, s, r, bf16, pool, err);
+    mla_status st = mla_nested_of(&ne, s, r, bf16 && r < s->n, pool, err);
     if (st != MLA_OK) return st;
-    st = mla_nested_factors(out, &ne, r, bf16, err);
+    st = mla_nested_factors(out, &ne, r, bf16, pool, err);
     mla_nested_free(&ne);
     return st;
 }
@@ -321,43 +322,40 @@ double mla_solution_k_share(const mla_solution *s, size_t r)
     return k / (double)(r * s->groups);
 }
 
-/* Q (n, n) = I - D E, each number one sum over k in order; a line of E's columns at a time, for the cache. */
-static void rest_of(double *Q, const float *D, const float *E, size_t n, size_t r)
+/* Q (n, n) = I - D E; buf (2 n r). */
+static void rest_of(double *Q, const float *D, const float *E, size_t n, size_t r, double *buf)
 {
-    enum { LINE = 16 };
-    for (size_t j0 = 0; j0 < n; j0 += LINE) {
-        size_t m = n - j0 < LINE ? n - j0 : LINE;
-        for (size_t i = 0; i < n; i++) {
-            double v[LINE] = {0};
-            if (i >= j0 && i < j0 + m) v[i - j0] = 1;
-            for (size_t k = 0; k < r; k++) {
-                const float *e = E + k * n + j0;
-                double d = D[i * r + k];
-                if (m == LINE)
-                    for (size_t x = 0; x < LINE; x++) v[x] -= d * e[x];
-                else
-                    for (size_t x = 0; x < m; x++) v[x] -= d * e[x];
-            }
-            memcpy(Q + i * n + j0, v, m * sizeof *v);
-        }
-    }
+    double *d = buf, *e = buf + n * r;
+    for (size_t i = 0; i < n * r; i++) d[i] = D[i], e[i] = E[i];
+    memset(Q, 0, n * n * sizeof *Q);
+    for (size_t i = 0; i < n; i++) Q[i * n + i] = 1;
+    mla_dgemm(&(mla_dgemm_args){.M = n, .N = n, .K = r, .alpha = -1, .beta = 1, .a = d, .lda = r, .b = e, .ldb = n, .c = Q, .ldc = n});
+}
+
+/* tr(Lambda Q C Q^T), as the sum of (Lambda Q) o (Q C); L2, C2 (n, n) scratch. Without factors Q is I. */
+static double lost(const double *Lambda, const double *Q, const double *C, size_t n, bool factors, double *L2, double *C2)
+{
+    double sum = 0;
+    if (factors) square_mul(L2, Lambda, Q, n, false, NULL), square_mul(C2, Q, C, n, false, NULL);
+    const double *l = factors ? L2 : Lambda, *c = factors ? C2 : C;
+    for (size_t i = 0; i < n * n; i++) sum += l[i] * c[i];
+    return sum;
 }
 
 mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_factors *f, const mla_layer_stats *held, mla_err *err)
 {
     size_t n = s->n, r = f->r;
     if (s->absorbed) return mla_absorbed_loss(out, s, f, held, err);
-    double *Q = mla_alloc(n, n, sizeof *Q), *T = mla_alloc(n, n, sizeof *T), *C2 = mla_alloc(n, n, sizeof *C2);
-    double *C = mla_alloc(held->n, held->n, sizeof *C), *mu = mla_alloc(held->n, 1, sizeof *mu);
-    mla_status st = Q && T && C2 && C && mu ? MLA_OK : mla_fail(err, MLA_ENOMEM, "held-out loss of layer %zu", s->layer);
+    double *Q = mla_alloc(n, n, sizeof *Q), *T = mla_alloc(n, n, sizeof *T), *T2 = mla_alloc(n, n, sizeof *T2), *C2 = mla_alloc(n, n, sizeof *C2);
+    double *C = mla_alloc(held->n, held->n, sizeof *C), *mu = mla_alloc(held->n, 1, sizeof *mu), *buf = mla_alloc(2 * r + 1, n, sizeof *buf);
+    mla_status st = Q && T && T2 && C2 && C && mu && buf ? MLA_OK : mla_fail(err, MLA_ENOMEM, "held-out loss of layer %zu", s->layer);
     if (st == MLA_OK) {
         mla_stats_cov(held, C);
         mla_stats_mean(held, mu);
     }
     *out = 0;
     for (size_t a = 0; st == MLA_OK && a < s->groups; a++) {
-        const float *E = f->E + a * r * n, *D = f->D + a * n * r;
-        rest_of(Q, D, E, n, r);
+        if (r) rest_of(Q, f->D + a * n * r, f->E + a * r * n, n, r, buf);
         for (size_t i = 0; i < n; i++) { /* second moment of y - mu_fit on the held-out tokens */
             size_t fi = mla_group_feature(held, s->groups, a, i);
             double di = mu[fi] - f->mu[a * n + i];
@@ -366,10 +364,10 @@ mla_status mla_solution_loss(double *out, const mla_solution *s, const mla_facto
                 C2[i * n + j] = C[fi * held->n + fj] + di * (mu[fj] - f->mu[a * n + j]);
             }
         }
-        square_mul(T, Q, C2, n, false);
-        square_mul(C2, T, Q, n, true);
-        for (size_t i = 0; i < n * n; i++) *out += s->Lambda[a * n * n + i] * C2[i];
+        *out += lost(s->Lambda + a * n * n, Q, C2, n, r > 0, T, T2);
     }
+    mla_free(buf);
+    mla_free(T2);
     mla_free(Q);
     mla_free(T);
     mla_free(C2);

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/par.h"
 #include "model/factors.h"
 #include "retrofit/solve/eigen.h"
 #include "retrofit/solve/objective.h"
@@ -44,11 +45,12 @@ MLA_CHECKED mla_status mla_solve_layer(mla_solution *out, const mla_layer_stats 
                                        const mla_solve_opts *o, mla_err *err);
 void mla_solution_free(mla_solution *s);
 /* The same problem (metric, means, layout) for another covariance C (groups, n, n). */
-MLA_CHECKED mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_err *err);
+MLA_CHECKED mla_status mla_solution_of(mla_solution *out, const mla_solution *s, const double *C, const mla_eigen *eigen, mla_pool *pool, mla_err *err);
 
 /* Factors of `r` latent values per group. bf16: E is rounded to bf16, D refitted to the rounded E by least squares
- * (D = C E^T (E C E^T)^-1, which no weighting can beat for a given E) and rounded. r == n gives the exact identity. */
-MLA_CHECKED mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_err *err);
+ * (D = C E^T (E C E^T)^-1, which no weighting can beat for a given E) and rounded. r == n gives the exact identity. pool
+ * NULL: one thread, the same bits. */
+MLA_CHECKED mla_status mla_solution_factors(mla_factors *out, const mla_solution *s, size_t r, bool bf16, mla_pool *pool, mla_err *err);
 
 /* Predicted loss of r values per group (sum over groups of the tails), and the total. */
 double mla_solution_tail(const mla_solution *s, size_t r);

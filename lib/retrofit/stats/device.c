@@ -126,11 +126,15 @@ mla_status mla_dev_features(mla_dev_moments *m, mla_mem *y, const mla_mem *k, co
 
 mla_status mla_dev_moments_take(mla_dev_moments *m, size_t i, mla_layer_stats *l, mla_err *err)
 {
-    double *to[PARTS] = {l->M, l->kappa, l->Q, l->turn, &l->wsum, l->GG}, *from = m->host;
+    double *to[PARTS] = {l->M, l->kappa, l->Q, l->turn, &l->wsum, l->GG};
     if (!m->sums[i]) return MLA_OK;
-    mla_status st = m->be->ops->download(m->be, m->host, m->sums[i], m->all * 8, err);
+    mla_status st = MLA_OK;
+    bool first = l->wsum == 0 && !(l->gate_blocks && l->GG[0] > 0); /* nothing has been added yet: sums go where they belong */
+    for (size_t k = 0, at = 0; k < PARTS && st == MLA_OK; at += m->part[k++]) {
+        if (!m->part[k]) continue;
+        st = m->be->ops->download(m->be, first ? to[k] : m->host, mla_at_bytes(m->sums[i], at * 8), m->part[k] * 8, err);
+        for (size_t j = 0; j < m->part[k] && !first; j++) to[k][j] += m->host[j];
+    }
     drop(m, &m->sums[i]);
-    for (size_t k = 0; k < PARTS && st == MLA_OK; k++)
-        for (size_t j = 0; j < m->part[k]; j++) to[k][j] += *from++;
     return st;
 }

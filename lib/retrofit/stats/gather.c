@@ -1,6 +1,8 @@
-/* Part by part: read it if it is there, otherwise collect and write it; sum in order. */
+/* Part by part: read it if it is there, otherwise collect and write it; sum in order. Where a device computes, a thread writes and sums
+ * a part while the next one is collected. */
 #include "retrofit/stats/gather.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +20,15 @@ typedef struct {
     size_t n;
     mla_rt *rt;            /* opened when the first part is missing */
     mla_collector *col;
+    mla_stats *out;
+    mla_stats room[2];     /* parts that are collected take them in turn */
+    size_t collected;
+    mla_pool *pool;        /* of the writer */
+    mla_stats *part;       /* what is written, and whereto; NULL: in memory only */
+    char *path;
+    pthread_t writer;
+    bool writing;
+    mla_err err;
 } gather;
 
 static mla_status start(gather *g, mla_err *err)
@@ -43,25 +54,76 @@ static bool load_part(mla_stats *part, const char *path, const mla_gather_opts *
     return false;
 }
 
-static mla_status make_part(gather *g, mla_stats *part, size_t p, const char *path, mla_progress *prog, mla_err *err)
+/* Part p into one of the two rooms, which is clear. */
+static mla_status make_part(gather *g, mla_stats **part, size_t p, mla_progress *prog, mla_err *err)
 {
     const mla_gather_opts *o = g->o;
     size_t span = PART_ROWS * o->recipe->row_tokens, at = p * span, n = g->n - at < span ? g->n - at : span;
+    mla_stats *s = *part = &g->room[g->collected++ % 2];
     mla_status st = MLA_OK;
     if (!g->col) st = start(g, err);
-    if (st == MLA_OK) st = mla_stats_new(part, mla_model_config(o->model), o->recipe->layout, err);
+    if (st == MLA_OK && !s->layer) st = mla_stats_new(s, mla_model_config(o->model), o->recipe->layout, err);
     if (st != MLA_OK) return st;
-    memcpy(part->base_digest, o->base_digest, 32);
-    memcpy(part->corpus_digest, o->corpus_digest, 32);
-    st = mla_collect(g->col, part, g->ids + at, n, prog, err);
-    if (st == MLA_OK && path) st = mla_stats_write(part, path, NULL, err);
-    if (st != MLA_OK) mla_stats_free(part);
+    memcpy(s->base_digest, o->base_digest, 32);
+    memcpy(s->corpus_digest, o->corpus_digest, 32);
+    return mla_collect(g->col, s, g->ids + at, n, prog, err);
+}
+
+static mla_status keep_part(gather *g, mla_pool *pool, mla_err *err)
+{
+    mla_status st = g->path ? mla_stats_write(g->part, g->path, NULL, pool, err) : MLA_OK;
+    if (st == MLA_OK) st = mla_stats_merge(g->out, g->part, err);
+    mla_stats_clear(g->part);
+    mla_free(g->path);
+    g->path = NULL;
+    return st;
+}
+
+static void *keep(void *ctx)
+{
+    gather *g = ctx;
+    g->err.status = keep_part(g, g->pool, &g->err);
+    return NULL;
+}
+
+/* What an earlier part has come to. */
+static mla_status kept(gather *g, mla_err *err)
+{
+    if (!g->writing) return MLA_OK;
+    g->writing = false;
+    pthread_join(g->writer, NULL);
+    if (g->err.status != MLA_OK) *err = g->err;
+    return g->err.status;
+}
+
+/* Takes path. */
+static mla_status keep_collected(gather *g, mla_stats *part, char *path, mla_err *err)
+{
+    mla_status st = kept(g, err);
+    if (st != MLA_OK) {
+        mla_free(path);
+        return st;
+    }
+    g->part = part, g->path = path;
+    if (!g->o->be->ops->queues) return keep_part(g, g->o->pool, err); /* the host computes: there is nobody to spare */
+    if (!g->pool && (st = mla_pool_new(&g->pool, mla_pool_threads(g->o->pool), err)) != MLA_OK) return st;
+    g->writing = pthread_create(&g->writer, NULL, keep, g) == 0;
+    return g->writing ? MLA_OK : keep_part(g, g->pool, err);
+}
+
+/* A part that is there is summed behind the one that is written. */
+static mla_status keep_read(gather *g, mla_stats *part, mla_err *err)
+{
+    mla_status st = kept(g, err);
+    if (st == MLA_OK) st = mla_stats_merge(g->out, part, err);
+    mla_stats_free(part);
     return st;
 }
 
 mla_status mla_gather(mla_stats *out, const mla_gather_opts *o, const int32_t *ids, size_t n, mla_err *err)
 {
-    gather g = {.o = o, .ids = ids, .n = n};
+    gather g = {.o = o, .ids = ids, .n = n, .out = out};
+    mla_err why;
     size_t span = PART_ROWS * o->recipe->row_tokens, parts = (n + span - 1) / span;
     mla_progress prog = mla_progress_begin(o->log, o->name, (double)n, "tokens");
     mla_status st = mla_stats_new(out, mla_model_config(o->model), o->recipe->layout, err);
@@ -70,14 +132,14 @@ mla_status mla_gather(mla_stats *out, const mla_gather_opts *o, const int32_t *i
         char name[96];
         snprintf(name, sizeof name, "%.40s-%05zu.mlastats", o->name, p);
         char *path = o->dir ? mla_path_join(o->dir, name) : NULL;
-        mla_stats part = {0};
+        mla_stats read = {0}, *made;
         if (o->dir && !path) st = mla_fail(err, MLA_ENOMEM, "path of part %zu", p);
-        else if (load_part(&part, path, o)) reused++;
-        else st = make_part(&g, &part, p, path, &prog, err);
-        if (st == MLA_OK) st = mla_stats_merge(out, &part, err);
-        mla_stats_free(&part);
+        else if (load_part(&read, path, o)) reused++, st = keep_read(&g, &read, err);
+        else if ((st = make_part(&g, &made, p, &prog, err)) == MLA_OK) st = keep_collected(&g, made, path, err), path = NULL;
         mla_free(path);
     }
+    mla_status last = kept(&g, st == MLA_OK ? err : &why);
+    if (st == MLA_OK) st = last;
     if (st == MLA_OK) {
         memcpy(out->base_digest, o->base_digest, 32);
         memcpy(out->corpus_digest, o->corpus_digest, 32);
@@ -87,6 +149,9 @@ mla_status mla_gather(mla_stats *out, const mla_gather_opts *o, const int32_t *i
     } else {
         mla_stats_free(out);
     }
+    mla_free(g.path);
+    for (size_t i = 0; i < 2; i++) mla_stats_free(&g.room[i]);
+    mla_pool_free(g.pool);
     mla_collector_free(g.col);
     mla_rt_close(g.rt);
     return st;

@@ -94,6 +94,18 @@ void mla_stats_free(mla_stats *s)
     *s = (mla_stats){0};
 }
 
+void mla_stats_clear(mla_stats *s)
+{
+    for (size_t i = 0; i < s->layers; i++) {
+        mla_stats_array a[MLA_STATS_ARRAYS];
+        size_t n = mla_stats_arrays(&s->layer[i], a);
+        for (size_t k = 0; k < n; k++)
+            if (a[k].count) memset(a[k].data, 0, a[k].count * sizeof *a[k].data);
+        s->layer[i].tokens = s->layer[i].wsum = 0;
+    }
+    *s = (mla_stats){.layout = s->layout, .layers = s->layers, .layer = s->layer};
+}
+
 static bool same_shape(const mla_layer_stats *a, const mla_layer_stats *b)
 {
     return a->layer == b->layer && a->H == b->H && a->G == b->G && a->d == b->d && a->dk == b->dk && a->n == b->n &&

@@ -55,6 +55,7 @@ MLA_CHECKED mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_la
 /* Whether b is of the same layout, layers and shapes as a, and of the same kind of weights; MLA_EINVAL says what differs. */
 MLA_CHECKED mla_status mla_stats_same_shape(const mla_stats *a, const mla_stats *b, mla_err *err);
 void mla_stats_free(mla_stats *s); /* zeroed struct is fine */
+void mla_stats_clear(mla_stats *s); /* as mla_stats_new leaves it, in the memory that is there */
 /* a += b. Both must have the same shapes; differing shifts are reconciled. The corpus digest becomes
  * sha256(a's digest | b's digest); a with no tokens yet takes b's digests. */
 MLA_CHECKED mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err);

@@ -77,30 +77,50 @@ static mla_status header_json(mla_str *out, const mla_stats *s, const size_t *fr
     return st;
 }
 
-/* Packs every array; frames are kept in memory (statistics are tens of MB a layer before packing). */
-static mla_status pack_all(const mla_stats *s, unsigned char **frame, size_t *bytes, mla_err *err)
+typedef struct {
+    const mla_stats *s;
+    unsigned char **frame; /* (layers * MLA_STATS_ARRAYS) each */
+    size_t *bytes;
+    mla_err *err;
+} packing;
+
+static mla_status pack_array(packing *p, size_t at, mla_err *err)
 {
-    for (size_t i = 0; i < s->layers; i++) {
-        mla_stats_array a[MLA_STATS_ARRAYS];
-        size_t arrays = mla_stats_arrays(&s->layer[i], a);
-        for (size_t k = 0; k < arrays; k++) {
-            size_t at = i * MLA_STATS_ARRAYS + k, n = a[k].count, cap = mla_zst_bound(n * 8);
-            unsigned char *raw = mla_alloc_raw(n, 1, 8);
-            frame[at] = mla_alloc_raw(cap, 1, 1);
-            if (!raw || !frame[at]) {
-                mla_free(raw);
-                return mla_fail(err, MLA_ENOMEM, "statistics array %s of %zu values", a[k].name, n);
-            }
-            planes_split(raw, a[k].data, n);
-            mla_status st = mla_zst_pack(frame[at], cap, &bytes[at], raw, n * 8, 3, err);
-            mla_free(raw);
-            if (st != MLA_OK) return st;
-        }
+    mla_stats_array a[MLA_STATS_ARRAYS];
+    size_t k = at % MLA_STATS_ARRAYS;
+    if (k >= mla_stats_arrays(&p->s->layer[at / MLA_STATS_ARRAYS], a)) return MLA_OK;
+    size_t n = a[k].count, cap = mla_zst_bound(n * 8);
+    unsigned char *raw = mla_alloc_raw(n, 1, 8);
+    p->frame[at] = mla_alloc_raw(cap, 1, 1);
+    mla_status st = raw && p->frame[at] ? MLA_OK : mla_fail(err, MLA_ENOMEM, "statistics array %s of %zu values", a[k].name, n);
+    if (st == MLA_OK) {
+        planes_split(raw, a[k].data, n);
+        st = mla_zst_pack(p->frame[at], cap, &p->bytes[at], raw, n * 8, 3, err);
     }
-    return MLA_OK;
+    mla_free(raw);
+    return st;
 }
 
-mla_status mla_stats_write(const mla_stats *s, const char *path, unsigned char digest[32], mla_err *err)
+static void pack_some(void *ctx, size_t b, size_t e, size_t worker)
+{
+    (void)worker;
+    packing *p = ctx;
+    for (size_t i = b; i < e; i++) p->err[i].status = pack_array(p, i, &p->err[i]);
+}
+
+/* Packs every array; frames are kept in memory (statistics are tens of MB a layer before packing). */
+static mla_status pack_all(const mla_stats *s, unsigned char **frame, size_t *bytes, mla_pool *pool, mla_err *err)
+{
+    size_t n = s->layers * MLA_STATS_ARRAYS;
+    packing p = {s, frame, bytes, mla_alloc(n, 1, sizeof *p.err)};
+    if (!p.err) return mla_fail(err, MLA_ENOMEM, "statistics of %zu layers", s->layers);
+    mla_par_for(pool, n, 1, pack_some, &p);
+    mla_status st = mla_first_error(p.err, n, err);
+    mla_free(p.err);
+    return st;
+}
+
+mla_status mla_stats_write(const mla_stats *s, const char *path, unsigned char digest[32], mla_pool *pool, mla_err *err)
 {
     size_t nf = s->layers * MLA_STATS_ARRAYS;
     unsigned char **frame = mla_alloc(nf, 1, sizeof *frame);
@@ -108,7 +128,7 @@ mla_status mla_stats_write(const mla_stats *s, const char *path, unsigned char d
     mla_str head = MLA_STR_MAX(HEADER_MAX);
     mla_out *o = NULL;
     mla_status st = frame && bytes ? MLA_OK : mla_fail(err, MLA_ENOMEM, "statistics file of %zu frames", nf);
-    if (st == MLA_OK) st = pack_all(s, frame, bytes, err);
+    if (st == MLA_OK) st = pack_all(s, frame, bytes, pool, err);
     if (st == MLA_OK) st = header_json(&head, s, bytes, err);
     if (st == MLA_OK) st = mla_out_open(&o, path, err);
     uint64_t n = head.len;

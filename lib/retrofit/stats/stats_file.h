@@ -3,12 +3,13 @@
 #ifndef MLA_RETROFIT_STATS_FILE_H
 #define MLA_RETROFIT_STATS_FILE_H
 #include "base/err.h"
+#include "base/par.h"
 #include "retrofit/stats/stats.h"
 
 #define MLA_STATS_SCHEMA "mla-stats/1"
 
-/* Atomic; deterministic bytes. digest (may be NULL) = sha256 of the file. */
-MLA_CHECKED mla_status mla_stats_write(const mla_stats *s, const char *path, unsigned char digest[32], mla_err *err);
+/* Atomic; deterministic bytes, whatever the threads of pool (NULL: one). digest (may be NULL) = sha256 of the file. */
+MLA_CHECKED mla_status mla_stats_write(const mla_stats *s, const char *path, unsigned char digest[32], mla_pool *pool, mla_err *err);
 /* Reads and checks everything: shapes against the header, every frame's checksum, all values finite. */
 MLA_CHECKED mla_status mla_stats_read(mla_stats *out, const char *path, mla_err *err);
 #endif
