@@ -28,12 +28,15 @@ static __global__ void __launch_bounds__(ACROSS * DOWN) spread_kernel(const mla_
 {
     const size_t row = blockIdx.x * (size_t)DOWN + threadIdx.y, p = blockIdx.y, i = row / a.n[1], j = row % a.n[1];
     if (i >= a.n[0]) return;
-    float *y = (float *)a.y + p * a.yp + i * a.ys[0] + j * a.ys[1];
-    const size_t at = i * a.xs[0] + j * a.xs[1];
+    const size_t at = i * a.xs[0] + j * a.xs[1], to = p * a.yp + i * a.ys[0] + j * a.ys[1];
     const float *x = (const float *)a.x[p] + at;
     const __nv_bfloat16 *b = (const __nv_bfloat16 *)a.x[p] + at;
     const bool there = j < a.rows[p];
-    for (size_t k = threadIdx.x; k < a.n[2]; k += ACROSS) y[k * a.ys[2]] = !there ? 0.f : a.bf16 ? __bfloat162float(b[k * a.xs[2]]) : x[k * a.xs[2]];
+    for (size_t k = threadIdx.x; k < a.n[2]; k += ACROSS) {
+        const float v = !there ? 0.f : a.bf16 ? __bfloat162float(b[k * a.xs[2]]) : x[k * a.xs[2]];
+        if (a.to16) ((__nv_bfloat16 *)a.y)[to + k * a.ys[2]] = __float2bfloat16_rn(v);
+        else ((float *)a.y)[to + k * a.ys[2]] = v;
+    }
 }
 static mla_status spread(mla_backend *be, const mla_spread_args *a, mla_err *err)
 {

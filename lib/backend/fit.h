@@ -36,7 +36,7 @@ typedef struct { /* y[p][i][j][k] = x_p[i][j][k] for p < parts, i < n[0], j < n[
     size_t rows[MLA_FIT_PARTS]; /* of part p: where j is not below it, y becomes 0 and x is not read */
     size_t parts, yp;        /* yp: between parts of y */
     size_t n[3], ys[3], xs[3];
-    bool bf16;               /* x holds bf16 */
+    bool bf16, to16;         /* x holds bf16; y does, rounded to nearest, ties to even */
 } mla_spread_args;
 
 typedef struct { /* x (parts, heads, Q, T), logits -> probabilities, in place: query i of part p stands at token first[p] + i stride */

@@ -1,4 +1,4 @@
-/* Local refinement on a GPU against the host: the cases of tests/retrofit/local_cases.h, and whole refinements of a layer of the tiny
+/* Local refinement on a GPU against the host: the cases of tests/retrofit/local_cases.h, recorded rows, and whole refinements of a layer of the tiny
  * hybrid that reach the same loss. */
 #include "../retrofit/local_cases.h"
 #include "io/file.h"
@@ -18,8 +18,8 @@ int main(void)
     mla_model *m;
     mla_pool *pool;
     if (mla_backend_open(&gpu, &(mla_backend_opts){.device = "cuda:0"}, &err) != MLA_OK) {
-        printf("SKIP local refinement on a GPU: %s (120)\n", err.msg);
-        printf("cuda_refine: 0 passed, 0 failed, 120 skipped\n");
+        printf("SKIP local refinement on a GPU: %s (135)\n", err.msg);
+        printf("cuda_refine: 0 passed, 0 failed, 135 skipped\n");
         return 0;
     }
     for (size_t i = 0; i < LOCAL_CASES; i++)
@@ -28,6 +28,7 @@ int main(void)
     must(mla_model_open(&m, path, &err), path);
     must(mla_pool_new(&pool, 2, &err), "pool");
     if (!mkdtemp(dir)) return 3;
+    for (size_t i = 0; i < RECORD_CASES; i++) must(local_record(gpu, m, pool, dir, RECORD_CASE[i].layout, RECORD_CASE[i].groups, compare, &err), "recorded rows");
     if (!cut_small()) must(local_refine_both(gpu, m, pool, dir, compare, &err), "refinement");
     must(mla_dir_remove(dir, &err), dir);
     mla_pool_free(pool);

@@ -8,8 +8,10 @@
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "io/file.h"
 #include "retrofit/refine/device.h"
 #include "retrofit/refine/refine.h"
+#include "retrofit/refine/row_store.h"
 #include "tensor/fp.h"
 
 typedef struct {
@@ -156,7 +158,7 @@ static mla_status local_run(mla_backend *be, const local_case *k, local_tell *te
     if (st == MLA_OK) st = mla_factors_copy(&got, &l.f, err);
     if (st == MLA_OK) st = mla_factors_copy(&again, &l.f, err);
     if (st == MLA_OK) st = mla_local_work_new(&work, &l.p, k->r, k->w, err);
-    if (st == MLA_OK) st = mla_dev_local_new(&d, be, &l.p, &l.s, LOCAL_ROWS, LOCAL_SLOTS, err);
+    if (st == MLA_OK) st = mla_dev_local_new(&d, be, &l.p, &l.s, LOCAL_ROWS, LOCAL_SLOTS, NULL, err);
     for (size_t i = 0; st == MLA_OK && i < LOCAL_ROWS; i++) st = mla_dev_local_row(d, i, l.bits + i * l.s.all, err);
     if (st == MLA_OK) st = mla_dev_local_targets(d, l.W, LOCAL_OUT, err);
     if (st == MLA_OK) st = mla_dev_local_features(d, ROW[1], l.bits + l.s.q, err); /* those of row 0: the target stays */
@@ -193,7 +195,7 @@ static mla_status local_run(mla_backend *be, const local_case *k, local_tell *te
     return st;
 }
 
-/* Refines layer 5 of the tiny hybrid from wrong factors of rank 40 on few rows; rows are recorded in dir once. */
+/* Refines layer 5 of the tiny hybrid from wrong factors of rank 40 on few rows; those that no device keeps are recorded in dir once. */
 static mla_status local_refine(mla_backend *be, const mla_model *m, mla_pool *pool, const char *dir, mla_factors *f, mla_refined *out, mla_err *err)
 {
     enum { ROW = 47, ROWS = 12, N = 224, R = 40, STEPS = 24 };
@@ -211,6 +213,47 @@ static mla_status local_refine(mla_backend *be, const mla_model *m, mla_pool *po
     if (st == MLA_OK) st = mla_refine_layer(r, &s, f, out, &prog, err);
     mla_refiner_free(r);
     mla_free(C);
+    return st;
+}
+
+static const struct {
+    mla_layout layout;
+    size_t groups;
+} RECORD_CASE[] = {{MLA_LAYOUT_N, 1}, {MLA_LAYOUT_N, 2}, {MLA_LAYOUT_REBUILD, 4}, {MLA_LAYOUT_P, 2}, {MLA_LAYOUT_ABSORBED, 1}};
+#define RECORD_CASES (sizeof RECORD_CASE / sizeof *RECORD_CASE)
+
+/* Rows that a device keeps, rows that it packs for files, and rows that the host packs of its taps: the same bits. */
+static mla_status local_record(mla_backend *be, const mla_model *m, mla_pool *pool, const char *dir, mla_layout layout, size_t groups, local_tell *tell, mla_err *err)
+{
+    enum { ROW = 47, ROWS = 3 };
+    const mla_backend_ops *own = be->ops;
+    mla_backend_ops host = *own;
+    int32_t ids[ROWS * ROW];
+    mla_row_store *store = NULL;
+    mla_rows *r[3] = {0};
+    char *path[2] = {0};
+    mla_status st = MLA_OK;
+    host.fit = NULL;
+    for (size_t i = 0; i < ROWS * ROW; i++) ids[i] = (int32_t)mla_rng_below(78, i, 2048);
+    for (size_t i = 0; st == MLA_OK && i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%zu-%d-%zu", i, (int)layout, groups);
+        mla_rows_opts o = {.model = m, .be = be, .pool = pool, .layout = layout, .groups = groups, .row_tokens = ROW};
+        if (i && !(path[i - 1] = mla_path_join(dir, name))) return mla_fail(err, MLA_ENOMEM, "path");
+        if (i) st = mla_dir_make(path[i - 1], err), o.dir = path[i - 1];
+        else o.dir = dir;
+        if (i == 2) be->ops = &host;
+        if (st == MLA_OK) st = mla_rows_record(&o, ids, ROWS, i ? NULL : &store, err);
+        be->ops = own;
+        if (!i) tell("recorded rows", "kept in files", st == MLA_OK && !store ? 1 : 0, 0);
+        o.store = i ? NULL : store;
+        if (st == MLA_OK) st = mla_rows_open(&r[i], &o, 5, ROWS, err);
+        if (st == MLA_OK) st = mla_rows_fetch(r[i], err);
+        if (st == MLA_OK && i) tell("recorded rows", "bits", memcmp(mla_rows_bits(r[0], 0), mla_rows_bits(r[i], 0), ROWS * mla_rows_shape(r[0])->all * 2) ? 1 : 0, 0);
+    }
+    for (size_t i = 0; i < 3; i++) mla_rows_close(r[i]);
+    mla_row_store_free(store);
+    mla_free(path[0]), mla_free(path[1]);
     return st;
 }
 

@@ -48,6 +48,50 @@ START_TEST(a_refinement_there_reaches_the_same_loss)
 }
 END_TEST
 
+START_TEST(rows_are_the_same_wherever_they_are_kept)
+{
+    mla_model *m;
+    mla_backend *be;
+    mla_backend_ops ops;
+    mla_pool *pool;
+    mla_err err;
+    char *dir = mla_test_tmpdir();
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    ck_ok(mla_pool_new(&pool, 2, &err));
+    lend(be, &ops);
+    for (size_t i = 0; i < RECORD_CASES; i++) ck_ok(local_record(be, m, pool, dir, RECORD_CASE[i].layout, RECORD_CASE[i].groups, tell, &err));
+    mla_pool_free(pool);
+    mla_backend_close(be);
+    mla_model_close(m);
+    mla_free(dir);
+}
+END_TEST
+
+START_TEST(a_kept_row_that_is_not_finite_is_refused)
+{
+    mla_model *m;
+    mla_backend *be;
+    mla_backend_ops ops;
+    mla_row_store *s;
+    mla_err err;
+    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
+    lend(be, &ops);
+    mla_row_shape shape = {.T = 5, .q = 40, .y = 20, .all = 60};
+    ck_ok(mla_row_store_new(&s, be, mla_model_config(m), &shape, 3, &err));
+    for (size_t l = 0; l < mla_model_config(m)->layers; l++)
+        if (mla_row_store_layer(s, l)) ck_ok(ops.zero(be, mla_row_store_layer(s, l), 3 * 60 * 2, &err));
+    ck_ok(mla_row_store_check(s, &err));
+    const uint16_t inf = 0xff80;
+    ck_ok(ops.upload(be, mla_at_bytes(mla_row_store_layer(s, 5), (2 * 60 + 59) * 2), &inf, 2, &err));
+    ck_refused(mla_row_store_check(s, &err), MLA_EFORMAT, "layer 5: an activation is not finite");
+    mla_row_store_free(s);
+    mla_backend_close(be);
+    mla_model_close(m);
+}
+END_TEST
+
 static mla_status (*real_alloc)(mla_backend *, mla_mem **, size_t, mla_err *);
 static size_t most, largest;
 
@@ -101,6 +145,8 @@ Suite *suite_refine_device(void)
     TCase *c = tcase_create("refine_device");
     tcase_add_loop_test(c, a_device_computes_what_the_host_does, 0, LOCAL_CASES);
     tcase_add_test(c, a_refinement_there_reaches_the_same_loss);
+    tcase_add_test(c, rows_are_the_same_wherever_they_are_kept);
+    tcase_add_test(c, a_kept_row_that_is_not_finite_is_refused);
     tcase_add_test(c, a_device_without_room_leaves_it_to_the_host);
     tcase_set_timeout(c, 600);
     suite_add_tcase(s, c);

@@ -61,11 +61,12 @@ static mla_status spread(mla_backend *be, const mla_spread_args *a, mla_err *err
     for (size_t p = 0; p < a->parts; p++)
         for (size_t i = 0; i < a->n[0]; i++)
             for (size_t j = 0; j < a->n[1]; j++) {
-                float *y = mla_f32p(a->y) + p * a->yp + i * a->ys[0] + j * a->ys[1];
-                size_t at = i * a->xs[0] + j * a->xs[1];
-                for (size_t k = 0; k < a->n[2]; k++) {
+                size_t at = i * a->xs[0] + j * a->xs[1], to = p * a->yp + i * a->ys[0] + j * a->ys[1];
+                for (size_t k = 0; k < a->n[2]; k++, to += a->ys[2]) {
                     size_t from = at + k * a->xs[2];
-                    y[k * a->ys[2]] = j >= a->rows[p] ? 0 : a->bf16 ? mla_bf16_f32(((const uint16_t *)(const void *)a->x[p])[from]) : mla_cf32p(a->x[p])[from];
+                    float x = j >= a->rows[p] ? 0 : a->bf16 ? mla_bf16_f32(((const uint16_t *)(const void *)a->x[p])[from]) : mla_cf32p(a->x[p])[from];
+                    if (a->to16) ((uint16_t *)(void *)a->y)[to] = mla_f32_bf16(x);
+                    else mla_f32p(a->y)[to] = x;
                 }
             }
     return MLA_OK;

@@ -110,20 +110,20 @@ static mla_status factorize(mla_build_result *out, const mla_build_opts *o, cons
     mla_factorize_opts fo = {.model = in->model, .recipe = &out->recipe, .fit = fit, .held = held, .pool = o->pool, .dir = dir, .log = o->log,
                              .eigen = {o->be, o->log}};
     mla_status st = MLA_OK;
-    if (out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan) {
-        mla_probe_opts po = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
-        st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
-        fo.probe = probe;
-    }
     if (st == MLA_OK && (out->recipe.refine_steps || out->recipe.sequential)) {
         const mla_recipe *r = &out->recipe;
         mla_refine_opts ro = {.rows = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision,
                                        .stream_layers = o->stream_layers, .layout = r->layout, .groups = r->groups,
                                        .row_tokens = r->row_tokens, .dir = dir, .log = o->log},
                               .fit = in->fit, .held = in->held, .n_fit = in->n_fit, .n_held = in->n_held,
-                              .tokens = r->refine_tokens, .steps = r->refine_steps};
+                              .tokens = r->refine_tokens, .steps = r->refine_steps, .follows = r->sequential};
         st = mla_refiner_new(&refiner, &ro, err);
         fo.refiner = refiner;
+    }
+    if (st == MLA_OK && (out->recipe.allocation == MLA_ALLOC_PROBE || out->recipe.balance_scan)) { /* it keeps the weights: after the recorder's are gone */
+        mla_probe_opts po = {.model = in->model, .be = o->be, .pool = o->pool, .precision = o->precision, .row_tokens = out->recipe.row_tokens, .log = o->log};
+        st = mla_probe_new(&probe, &po, in->held, in->n_held, err);
+        fo.probe = probe;
     }
     if (st == MLA_OK) st = mla_factorize(&out->f, &fo, err);
     if (st == MLA_OK && out->f.rotary_width && !out->recipe.rotary_width && !out->f.shares)

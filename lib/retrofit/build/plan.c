@@ -122,7 +122,7 @@ void mla_plan_table(const mla_plan *p, const mla_recipe *r, mla_str *s)
                    mla_bytes_text(b, sizeof b, (double)p->base_bytes));
     mla_str_printf(s, "new on disk            %s (base shards are linked where the file system allows)\n",
                    mla_bytes_text(a, sizeof a, (double)p->disk_new_bytes));
-    if (p->work_bytes) mla_str_printf(s, "on disk while building %s of recorded activations, for refinement (none with --fast)\n", mla_bytes_text(a, sizeof a, (double)p->work_bytes));
+    if (p->work_bytes) mla_str_printf(s, "on disk while building %s of recorded activations, for refinement (none with --fast, or on a GPU that has the room)\n", mla_bytes_text(a, sizeof a, (double)p->work_bytes));
     mla_str_printf(s, "memory, about          %s with resident f32 weights\n", mla_bytes_text(a, sizeof a, (double)p->peak_bytes));
     mla_str_printf(s, "calibration            up to %zu tokens, %.3g TFLOP; at 0.2 TFLOP/s about %.0f s\n", r->calibration_tokens,
                    p->forward_flops / 1e12, p->forward_flops / 0.2e12);

@@ -34,7 +34,8 @@ static mla_status tables(mla_dev_local *d, mla_err *err)
     return st == MLA_OK ? put(d, &d->ones, NULL, ones, 1, err) : st;
 }
 
-mla_status mla_dev_local_new(mla_dev_local **out, mla_backend *be, const mla_local *p, const mla_row_shape *s, size_t n_rows, size_t slots, mla_err *err)
+mla_status mla_dev_local_new(mla_dev_local **out, mla_backend *be, const mla_local *p, const mla_row_shape *s, size_t n_rows, size_t slots, mla_mem *rows,
+                             mla_err *err)
 {
     const mla_backend_ops *op = be->ops;
     mla_dev_local *d = mla_alloc(1, 1, sizeof *d);
@@ -43,7 +44,8 @@ mla_status mla_dev_local_new(mla_dev_local **out, mla_backend *be, const mla_loc
     size_t Hd = p->H * p->d;
     mla_status st = slots && slots <= MLA_FIT_PARTS ? MLA_OK : mla_fail(err, MLA_EINVAL, "%zu rows at a time", slots);
     if (st == MLA_OK) st = tables(d, err);
-    if (st == MLA_OK) st = op->alloc(be, &d->bits, n_rows * s->all * sizeof(uint16_t), err);
+    d->bits = rows;
+    if (st == MLA_OK && !rows) st = op->alloc(be, &d->own, n_rows * s->all * sizeof(uint16_t), err), d->bits = d->own;
     if (st == MLA_OK) st = op->alloc(be, &d->o, n_rows * s->q * 4, err);
     if (st == MLA_OK) st = op->alloc(be, &d->WW, Hd * Hd * 4, err);
     if (st == MLA_OK) st = op->alloc(be, &d->sums, slots * 8, err);
@@ -63,7 +65,7 @@ static void drop(mla_dev_local *d, mla_mem **p)
 void mla_dev_local_free(mla_dev_local *d)
 {
     if (!d) return;
-    mla_mem **all[] = {&d->bits, &d->o, &d->WW, &d->cos, &d->sin, &d->back, &d->ucos, &d->usin, &d->gain, &d->ones, &d->sums, &d->params, &d->room};
+    mla_mem **all[] = {&d->own, &d->o, &d->WW, &d->cos, &d->sin, &d->back, &d->ucos, &d->usin, &d->gain, &d->ones, &d->sums, &d->params, &d->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(d, all[i]);
     mla_free(d);
 }

@@ -15,9 +15,10 @@ typedef struct {              /* n rows (at most the slots), of which queries ph
     size_t n, stride;
 } mla_dev_rows;
 
-/* Room for n_rows rows, `slots` of them (at most MLA_FIT_PARTS) at a time. p: arrays are read here only; its WW is not. */
+/* Room for n_rows rows, `slots` of them (at most MLA_FIT_PARTS) at a time. p: arrays are read here only; its WW is not. rows: (n_rows, s->all)
+ * bf16 on the device, borrowed, only read; NULL: room for them, which mla_dev_local_row fills. */
 MLA_CHECKED mla_status mla_dev_local_new(mla_dev_local **out, mla_backend *be, const mla_local *p, const mla_row_shape *s, size_t n_rows, size_t slots,
-                                         mla_err *err);
+                                         mla_mem *rows, mla_err *err);
 void mla_dev_local_free(mla_dev_local *d); /* NULL is fine */
 
 /* Row i as recorded (s->all numbers of bf16). */

@@ -12,7 +12,7 @@ struct mla_dev_local {
     mla_row_shape s;
     size_t n_rows, slots, r, w;
     size_t nd, kw, kh;        /* decoded values per group, dims of a key, heads of keys */
-    mla_mem *bits;            /* (n_rows, s.all) bf16 */
+    mla_mem *bits, *own;      /* (n_rows, s.all) bf16; the same, or NULL: borrowed */
     mla_mem *o;               /* (n_rows, T, H d) targets */
     mla_mem *WW;              /* (H d, H d) */
     mla_mem *cos, *sin, *back;/* (T, rot/2); back: -sin */

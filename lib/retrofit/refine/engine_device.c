@@ -1,4 +1,4 @@
-/* Losses, gradients and steps on a device: one upload of a layer's rows, then nothing but losses and finished factors crosses. */
+/* Losses, gradients and steps on a device: a layer's rows as the device keeps them, or one upload, then nothing but losses and finished factors crosses. */
 #include "base/alloc.h"
 #include "retrofit/refine/device.h"
 #include "retrofit/refine/engine.h"
@@ -22,8 +22,9 @@ static mla_status fill(device *e, const mla_rows *rows, const mla_rows_opts *o, 
 {
     size_t n = mla_rows_count(rows), out;
     float *W = NULL;
-    mla_status st = mla_dev_local_new(&e->d, o->be, mla_rows_problem(rows), mla_rows_shape(rows), n, MLA_FIT_PARTS, err);
-    for (size_t i = 0; st == MLA_OK && i < n; i++) st = mla_dev_local_row(e->d, i, mla_rows_bits(rows, i), err);
+    mla_mem *there = mla_rows_there(rows);
+    mla_status st = mla_dev_local_new(&e->d, o->be, mla_rows_problem(rows), mla_rows_shape(rows), n, MLA_FIT_PARTS, there, err);
+    for (size_t i = 0; st == MLA_OK && !there && i < n; i++) st = mla_dev_local_row(e->d, i, mla_rows_bits(rows, i), err);
     if (st == MLA_OK) st = mla_rows_projection(&W, &out, o, layer, err);
     if (st == MLA_OK) st = mla_dev_local_targets(e->d, W, out, err);
     mla_free(W);

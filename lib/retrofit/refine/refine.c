@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "retrofit/refine/engine.h"
 #include "retrofit/refine/fit_rows.h"
+#include "retrofit/refine/row_store.h"
 
 #define SHUFFLE 0x5eedu /* streams of random numbers */
 #define PHASES 0xfa5eu
@@ -19,6 +20,7 @@ struct mla_refiner {
     const mla_engine_ops *where;
     mla_engine *engine;/* of the open rows; NULL: not yet */
     int32_t *ids;      /* of all rows, for recording behind a prefix */
+    mla_row_store *store; /* NULL: rows are in files */
 };
 
 mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err *err)
@@ -29,7 +31,9 @@ mla_status mla_refiner_new(mla_refiner **out, const mla_refine_opts *o, mla_err 
     r->where = o->rows.be->ops->fit ? &mla_engine_device : &mla_engine_host;
     mla_fit_text text = {o->fit, o->held, o->n_fit, o->n_held, o->rows.row_tokens, o->tokens};
     mla_status st = mla_fit_rows(&r->ids, &r->held, &r->fit, &text, "refinement", err);
-    if (st == MLA_OK) st = mla_rows_record(&o->rows, r->ids, r->held + r->fit, err);
+    bool keep = r->where == &mla_engine_device && !o->follows;
+    if (st == MLA_OK) st = mla_rows_record(&o->rows, r->ids, r->held + r->fit, keep ? &r->store : NULL, err);
+    r->o.rows.store = r->store;
     if (st == MLA_OK) *out = r;
     else mla_refiner_free(r);
     return st;
@@ -47,6 +51,7 @@ void mla_refiner_free(mla_refiner *r)
 {
     if (!r) return;
     close_rows(r);
+    mla_row_store_free(r->store);
     mla_free(r->ids);
     mla_free(r);
 }
@@ -70,7 +75,7 @@ mla_status mla_refiner_follow(mla_refiner *r, size_t layer, const mla_factors *f
     mla_rows_opts o = r->o.rows;
     o.prefix = f, o.prefix_layer = prefix_layer, o.n_prefix = n, o.only = layer;
     close_rows(r);
-    mla_status st = mla_rows_record(&o, r->ids, r->held + r->fit, err);
+    mla_status st = mla_rows_record(&o, r->ids, r->held + r->fit, NULL, err);
     if (st == MLA_OK) st = open_rows(r, layer, err);
     return st == MLA_OK ? mla_rows_follow(r->rows, &o, layer, err) : st;
 }

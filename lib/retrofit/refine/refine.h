@@ -22,6 +22,7 @@ typedef struct {
     size_t n_fit, n_held;
     size_t tokens;             /* at most this many of fit, spread evenly */
     size_t steps;
+    bool follows;              /* mla_refiner_follow will be called: rows go through files */
 } mla_refine_opts;
 
 typedef struct {               /* loss over energy on held-out rows; < 0: not measured */
