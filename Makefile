@@ -33,6 +33,7 @@ LDLIBS_ALL := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread $(HARD
 CHECK_LIBS  = $(shell pkg-config --cflags --libs check 2>/dev/null)
 
 # ISA variants: the file name's suffix says what it may use; backend/cpu picks one at run time.
+ISA__fma        := -mfma
 ISA__avx2       := -mavx2 -mfma -mf16c
 ISA__avx512     := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
 ISA__avx512bf16 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
@@ -40,7 +41,7 @@ ISA__avx512fp16 := $(ISA__avx512) $(shell $(CC) -mavx512fp16 -mavx512vbmi2 -E -x
 ISA__avx512vnni := $(ISA__avx512) -mavx512vnni
 ISA__avxvnni    := $(ISA__avx2) $(shell $(CC) -mavxvnni -E -xc /dev/null >/dev/null 2>&1 && echo -mavxvnni)
 ISA__shani      := -msse4.1 -mssse3 -msha
-isa_flags = $(if $(filter x86_64,$(shell uname -m)),$(strip $(foreach s,avx2 avxvnni avx512 avx512vnni avx512bf16 avx512fp16 shani,$(if $(filter %_$(s).c,$(1)),$(ISA__$(s))))))
+isa_flags = $(if $(filter x86_64,$(shell uname -m)),$(strip $(foreach s,fma avx2 avxvnni avx512 avx512vnni avx512bf16 avx512fp16 shani,$(if $(filter %_$(s).c,$(1)),$(ISA__$(s))))))
 
 src_of  = $(wildcard lib/$(1)/*.c lib/$(1)/*/*.c)
 obj_of  = $(patsubst lib/%.c,$(BUILD)/obj/%.o,$(call src_of,$(1)))

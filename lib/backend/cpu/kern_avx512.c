@@ -198,7 +198,8 @@ void mla_cpu_fill_avx512(mla_cpu_kern *k)
         .isa = MLA_ISA_AVX512, .name = "avx512", .bf16_pairs = false,
         .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
         .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = keys,
-        MLA_ROW_KERNELS, MLA_CODE_KERNELS,
+        MLA_CODE_KERNELS,
     };
+    fill_rows(k);
 }
 #endif

@@ -1,7 +1,6 @@
 /* The portable variant: plain C with fmaf, the oracle of every other variant. Where fmaf is a call, nearly all its time is calls:
  * the products are compiled a second time for CPUs that have the instruction, which rounds the same. */
 #define MLA_SIMD_REF
-#include "backend/cpu/rows_body.h"
 #include "backend/cpu/codes_body.h"
 
 #if defined __x86_64__ && defined __GLIBC__ && !defined __clang__
@@ -49,12 +48,6 @@ MLA_FMA_CLONE static void tile_gram(const mla_gram_tile *t)
         }
 }
 
-static void pack_f32(float *dst, const float *src, size_t ld, size_t rows, size_t k)
-{
-    for (size_t i = 0; i < k; i++)
-        for (size_t r = 0; r < MLA_NR; r++) dst[i * MLA_NR + r] = r < rows ? src[r * ld + i] : 0;
-}
-
 static void pack_bf16(uint32_t *dst, const float *src, size_t ld, size_t rows, size_t k)
 {
     for (size_t i = 0; i < k; i += 2)
@@ -72,14 +65,19 @@ static void round_a(void *dst, const float *src, size_t n)
     if (n & 1) d[n] = 0;
 }
 
-#include "backend/cpu/keys_body.h"
-
 void mla_cpu_fill_ref(mla_cpu_kern *k)
 {
     *k = (mla_cpu_kern){
         .isa = MLA_ISA_REF, .name = "ref", .bf16_pairs = false,
         .tile_f32 = tile_f32, .tile_bf16 = tile_bf16, .tile_gram = tile_gram,
-        .pack_f32 = pack_f32, .pack_bf16 = pack_bf16, .round_a = round_a, .keys = row_keys,
-        MLA_ROW_KERNELS, MLA_CODE_KERNELS,
+        .pack_bf16 = pack_bf16, .round_a = round_a,
+        MLA_CODE_KERNELS,
     };
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("fma")) {
+        mla_cpu_add_rows_ref_fma(k);
+        return;
+    }
+#endif
+    mla_cpu_add_rows_ref(k);
 }

@@ -162,7 +162,9 @@ typedef struct {
 
 /* Each fills a whole table; a variant starts from the one below it and replaces what it does better. */
 void mla_cpu_fill_ref(mla_cpu_kern *k);
+void mla_cpu_add_rows_ref(mla_cpu_kern *k); /* row kernels of ref */
 #if defined(__x86_64__)
+void mla_cpu_add_rows_ref_fma(mla_cpu_kern *k); /* the same */
 void mla_cpu_fill_avx2(mla_cpu_kern *k);
 void mla_cpu_fill_avx512(mla_cpu_kern *k);
 void mla_cpu_fill_avx512bf16(mla_cpu_kern *k);

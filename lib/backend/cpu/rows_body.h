@@ -313,8 +313,10 @@ static void row_gdn(const mla_gdn_block *g)
     for (size_t c = 0; c < g->n; c += 16 * GDN_VECS) gdn_columns(g, c);
 }
 
-#define MLA_ROW_KERNELS                                                                                            \
-    .widen = row_widen, .sumsq = row_sumsq, .dot = row_dot, .norm = row_norm, .gated = row_gated, .add = row_add,  \
-    .scale = row_scale, .silu_mul = row_silu_mul, .sigmoid_mul = row_sigmoid_mul, .rope = row_rope, .exp = row_exp, \
-    .values = row_values, .softmax = row_softmax, .probs = row_probs, .conv = row_conv, .gdn = row_gdn
+static void fill_rows(mla_cpu_kern *k)
+{
+    k->widen = row_widen, k->sumsq = row_sumsq, k->dot = row_dot, k->norm = row_norm, k->gated = row_gated, k->add = row_add;
+    k->scale = row_scale, k->silu_mul = row_silu_mul, k->sigmoid_mul = row_sigmoid_mul, k->rope = row_rope, k->exp = row_exp;
+    k->values = row_values, k->softmax = row_softmax, k->probs = row_probs, k->conv = row_conv, k->gdn = row_gdn;
+}
 #endif
