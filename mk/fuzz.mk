@@ -26,7 +26,7 @@ $(BUILD)/libfuzzer/%: tests/fuzz/targets/%.c tests/fuzz/fuzz.c tests/fuzz/fuzz.h
 # make fuzz: FUZZ_SECONDS for each of FUZZ_TARGETS; with clang's libFuzzer where there is one, else by the driver's own mutations.
 FUZZ_CC    ?= clang
 ifdef FUZZING # no reader gets to the kernels, and clang takes many minutes to instrument them
-$(BUILD)/obj/backend/cpu/kern_%.o: CFLAGS_ALL := $(filter-out -fsanitize%,$(CFLAGS_ALL))
+$(BUILD)/obj/backend/cpu/kern_%.o $(BUILD)/obj/backend/cpu/rows_%.o: CFLAGS_ALL := $(filter-out -fsanitize%,$(CFLAGS_ALL))
 endif
 FUZZ_FLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 .PHONY: fuzz fuzz-corpus fuzz-build
