@@ -49,19 +49,20 @@ static mla_status bring(CuLoader *l, const FarWeight *x, size_t i, size_t k, mla
     return st;
 }
 
-/* A piece of x is done. With the last of them x leaves the queue; one that failed is kept. */
-static void end_piece(CuFar *f, FarWeight *x, mla_status st, const mla_err *err)
+/* n pieces of x are done. With the last of them x leaves the queue; one that failed is kept. */
+static void end_pieces(CuFar *f, FarWeight *x, size_t n, mla_status st, const mla_err *err)
 {
     if (st && !f->err.status) f->err = *err, f->err.status = st;
     x->failed |= st != MLA_OK;
-    if (++x->sent < x->pieces) return;
+    x->sent += n;
+    if (x->sent < x->pieces) return;
     FarWeight **at = &f->first, *before = NULL;
     while (*at != x) before = *at, at = &before->next;
     *at = x->next;
     if (f->last == x) f->last = before;
     if (x->failed) x->next = f->failed, f->failed = x;
     else free(x);
-    if (!f->first) pthread_cond_broadcast(&f->done);
+    pthread_cond_broadcast(&f->done);
 }
 
 static void *reader(void *ctx)
@@ -86,7 +87,7 @@ static void *reader(void *ctx)
         pthread_mutex_unlock(&f->turn);
         if (!st) st = bring(f->l, x, i, (me * SLOTS + turn++ % SLOTS) * SPAN, &err);
         pthread_mutex_lock(&f->turn);
-        end_piece(f, x, st, &err);
+        end_pieces(f, x, 1, st, &err);
     }
     pthread_mutex_unlock(&f->turn);
     return NULL;
@@ -143,16 +144,28 @@ mla_status far_wait(CuLoader *l, mla_err *err)
     return st;
 }
 
+static FarWeight *queued(const CuFar *f, const mla_weight *w)
+{
+    FarWeight *x = f->first;
+    while (x && x->w != w) x = x->next;
+    return x;
+}
+
 void far_forget(CuLoader *l, const mla_weight *w)
 {
-    mla_err why;
-    (void)!far_wait(l, &why); /* from here on the threads sleep */
-    for (FarWeight **at = l->far ? &l->far->failed : NULL; at && *at;) {
-        FarWeight *x = *at;
+    CuFar *f = l->far;
+    pthread_mutex_lock(&f->turn);
+    FarWeight *x = queued(f, w);
+    const size_t left = x ? x->pieces - x->taken : 0; /* nobody needs to read them any more */
+    if (left) x->taken = x->pieces, end_pieces(f, x, left, MLA_OK, NULL);
+    while (queued(f, w)) pthread_cond_wait(&f->done, &f->turn);
+    for (FarWeight **at = &f->failed; *at;) {
+        x = *at;
         if (x->w == w) *at = x->next, free(x);
         else at = &x->next;
     }
-    if (l->far && !l->far->failed) l->far->err = mla_err{};
+    if (!f->failed) f->err = mla_err{};
+    pthread_mutex_unlock(&f->turn);
 }
 
 void far_free(CuFar *f)

@@ -52,6 +52,7 @@ mla_status send_rows(const CuLoader *l, const mla_weight *w, size_t row_bytes, s
 mla_status far_add(CuLoader *l, int device, mla_weight *w, const mla_coded *c, Sent s, mla_err *err);
 /* Waits until nothing is queued. Once something fails nothing more is read: that error, until all weights it has cost are freed. */
 mla_status far_wait(CuLoader *l, mla_err *err);
-void far_forget(CuLoader *l, const mla_weight *w); /* before w is freed */
+/* Before w is freed: no more of it is read, and what is on its way has been queued. */
+void far_forget(CuLoader *l, const mla_weight *w);
 void far_free(CuFar *f); /* waits; NULL is fine */
 #endif

@@ -263,7 +263,11 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
 void cu_weight_free(mla_backend *be, mla_weight *w)
 {
     if (!w) return;
-    if (cu_of(be)->coming) far_forget(cu_of(be)->loader, w);
+    mla_err why;
+    if (cu_of(be)->coming) {
+        far_forget(cu_of(be)->loader, w);
+        (void)!arrive(cu_of(be), &why); /* its memory is free behind the copies into it */
+    }
     if (w->data) cudaFreeAsync(w->data, cu_of(be)->stream); /* what is queued may still read it */
     if (w->side) cudaFreeAsync(w->side, cu_of(be)->stream);
     free(w->codes);

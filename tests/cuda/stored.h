@@ -57,8 +57,12 @@ static void stored_weights(void)
         gpu->ops->weight_free(gpu, W);
         cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT, "a weight that was not read");
         gpu->ops->weight_free(gpu, V);
+        OK(gpu->ops->weight_new(gpu, &W, &d, &err));
+        gpu->ops->weight_free(gpu, W); /* while it is read, or before */
         OK(gpu->ops->weight_new(gpu, &V, &d, &err));
-        OK(gpu->ops->sync(gpu, &err));
+        OK(gpu->ops->linear(gpu, V, &a, &err));
+        const Vec last = Y.get();
+        cut_check(!memcmp(last.data(), y[0].data(), (out - 1) * 4) && isfinite(last[out - 1]), "a weight behind one that was freed unread");
         gpu->ops->weight_free(gpu, V);
     }
 }
