@@ -95,7 +95,7 @@ static void light_open(light *x, lab *b)
 {
     mla_err err = {0};
     *x = (light){.b = b};
-    lab_must(mla_stats_new(&x->shape, b->c, b->recipe.layout, &err), &err);
+    lab_must(mla_stats_new(&x->shape, b->c, b->recipe.layout, NULL, &err), &err);
     const mla_layer_stats *l = x->shape.layer;
     size_t T = b->T, n = l->n, d = l->d;
     lab_must(mla_moments_new(&x->mom, l, T, b->pool, &err), &err);
@@ -121,7 +121,7 @@ static double full(lab *b, mla_collector *col)
 {
     mla_err err = {0};
     mla_stats s = {0};
-    lab_must(mla_stats_new(&s, b->c, b->recipe.layout, &err), &err);
+    lab_must(mla_stats_new(&s, b->c, b->recipe.layout, NULL, &err), &err);
     double t = lab_now();
     lab_must(mla_collect(col, &s, b->ids, b->rows * b->T, NULL, &err), &err);
     t = lab_now() - t;

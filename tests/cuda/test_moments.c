@@ -28,7 +28,7 @@ static mla_stats collect(mla_backend *be, mla_layout layout, size_t rows_per_run
     must(mla_rt_open(&rt, m, be, &(mla_rt_opts){.kv_dtype = MLA_F32}, &err), "runtime");
     mla_collect_opts o = {.rt = rt, .model = m, .be = be, .pool = pool, .layout = layout, .row_tokens = ROW, .rows_per_run = rows_per_run};
     must(mla_collector_new(&col, &o, ids, n, &err), "collector");
-    must(mla_stats_new(&s, c, layout, &err), "statistics");
+    must(mla_stats_new(&s, c, layout, NULL, &err), "statistics");
     must(mla_collect(col, &s, ids, n, NULL, &err), "collect");
     mla_collector_free(col);
     mla_rt_close(rt);

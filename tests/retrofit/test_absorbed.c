@@ -71,7 +71,7 @@ static void observe(mla_stats *st, unsigned seed)
         }
     for (size_t h = 0; h < H; h++)
         for (size_t i = 0; i < D; i++) R[(h * D + i) * D + i] = 1;
-    ck_ok(mla_stats_new(st, &c, MLA_LAYOUT_ABSORBED, &err));
+    ck_ok(mla_stats_new(st, &c, MLA_LAYOUT_ABSORBED, NULL, &err));
     ck_assert_int_eq(st->layout, MLA_LAYOUT_REBUILD); /* one collection serves both, and deepseek */
     mla_layer_stats *l = st->layer;
     mla_pool *pool;
@@ -253,7 +253,7 @@ START_TEST(all_slots_of_a_partial_rotation_are_layout_n)
     ROT = D / 2;
     c = config();
     observe(&st, 5);
-    ck_ok(mla_stats_new(&sn, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&sn, &c, MLA_LAYOUT_N, NULL, &err));
     const mla_layer_stats *l = st.layer;
     mla_layer_stats *k = sn.layer;
     size_t from[NN];

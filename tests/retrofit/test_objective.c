@@ -241,7 +241,7 @@ START_TEST(projections_of_a_model)
     float *gain, row[4096];
     ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
     const mla_config *c = mla_model_config(m);
-    ck_ok(mla_stats_new(&st, c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&st, c, MLA_LAYOUT_N, NULL, &err));
     const mla_layer_stats *l = &st.layer[1];
     ck_ok(mla_projections_read(&p, m, l, &err));
     ck_assert_uint_eq(p.in, c->hidden);

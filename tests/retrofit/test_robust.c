@@ -228,7 +228,7 @@ START_TEST(threads_do_not_change_a_bit)
     r.objective = _i ? MLA_OBJ_COV_SEPARATE : MLA_OBJ_OURS;
     if (_i) r.allocation = MLA_ALLOC_UNIFORM;
     ck_ok(mla_recipe_resolve(&r, mla_model_config(m), &err));
-    ck_ok(mla_stats_new(&s, mla_model_config(m), r.layout, &err));
+    ck_ok(mla_stats_new(&s, mla_model_config(m), r.layout, NULL, &err));
     fill(&s, 40, 5000);
     s.plain = _i;
     for (size_t k = 0; k < 4; k++) {
@@ -345,7 +345,7 @@ START_TEST(parts_add_in_any_order)
     for (size_t i = 0; i < 3; i++) {
         char name[16] = {(char)('a' + i), 0};
         path[i] = mla_path_join(dir, name);
-        ck_ok(mla_stats_new(&part, &c, MLA_LAYOUT_N, &err));
+        ck_ok(mla_stats_new(&part, &c, MLA_LAYOUT_N, NULL, &err));
         fill(&part, 100 * (unsigned)i + 1, 1e3 / (double)(3 + i));
         part.corpus_digest[0] = (unsigned char)i;
         ck_ok(mla_stats_write(&part, path[i], NULL, NULL, &err));

@@ -42,9 +42,9 @@ START_TEST(merging_equals_one_pass)
     mla_config c = small_config(true);
     mla_stats all, a, b;
     mla_err err;
-    ck_ok(mla_stats_new(&all, &c, MLA_LAYOUT_N, &err));
-    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
-    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&all, &c, MLA_LAYOUT_N, NULL, &err));
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, NULL, &err));
+    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_N, NULL, &err));
     ck_assert_uint_eq(all.layers, 1);
     ck_assert_uint_eq(all.layer[0].n, 2 * (4 + 8));
     add_tokens(all.layer, 0, 50);
@@ -76,7 +76,7 @@ START_TEST(files_read_back_and_damage_is_refused)
     mla_config c = small_config(true);
     mla_stats a, b;
     mla_err err;
-    ck_ok(mla_stats_new(&a, &c, _i ? MLA_LAYOUT_P : MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&a, &c, _i ? MLA_LAYOUT_P : MLA_LAYOUT_N, NULL, &err));
     add_tokens(a.layer, 0, 40);
     for (size_t g = 0; a.layer->divisor && g < 2; g++) a.layer->divisor[g] = 3.5 + (double)g;
     a.tokens = 40, a.rows = 1, a.row_tokens = 512, a.plain = true;
@@ -183,7 +183,7 @@ START_TEST(moments_follow_their_definitions)
     mla_config c = small_config(false);
     mla_stats s;
     mla_err err;
-    ck_ok(mla_stats_new(&s, &c, rebuild ? MLA_LAYOUT_REBUILD : p ? MLA_LAYOUT_P : MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&s, &c, rebuild ? MLA_LAYOUT_REBUILD : p ? MLA_LAYOUT_P : MLA_LAYOUT_N, NULL, &err));
     mla_layer_stats *l = s.layer;
     mla_row row = {.T = T, .q = q, .q_rot = qr, .k_rot = kr, .v = v, .o = o, .inv2 = p ? inv2 : NULL};
     mla_moment_opts mo = {.attn_scale = 0.35, .rot = 4, .inv_freq = inv, .rope_gain = 1, .gain = p ? gain : NULL};
@@ -230,8 +230,8 @@ START_TEST(divisors_of_keys)
     mla_err err;
     static float k[T * G * d], inv2[T * G], center[G];
     double logs[G] = {0};
-    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_P, &err));
-    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_P, &err));
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_P, NULL, &err));
+    ck_ok(mla_stats_new(&b, &c, MLA_LAYOUT_P, NULL, &err));
     for (size_t i = 0; i < T * G * d; i++) k[i] = rnd(8, i) * (i / d % G ? 3 : 0.25f);
     mla_divisor_add(a.layer, inv2, k, 10, 1e-6);
     mla_divisor_add(b.layer, inv2, k + 10 * G * d, T - 10, 1e-6);
@@ -247,7 +247,7 @@ START_TEST(divisors_of_keys)
     mla_divisor_centers(a.layer, center);
     for (size_t g = 0; g < G; g++) ck_assert(fabs(center[g] / exp2(logs[g] / T) - 1) < 1e-6);
     mla_stats_free(&a);
-    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&a, &c, MLA_LAYOUT_N, NULL, &err));
     ck_refused(mla_stats_merge(&b, &a, &err), MLA_EINVAL, "different layouts");
     mla_stats_free(&a);
     mla_stats_free(&b);
@@ -264,7 +264,7 @@ START_TEST(roots_of_the_value_metric)
     if (big) c.heads = 10, c.head_dim = 256; /* 2560 dims: a block per KV group */
     mla_stats s;
     mla_err err;
-    ck_ok(mla_stats_new(&s, &c, MLA_LAYOUT_N, &err));
+    ck_ok(mla_stats_new(&s, &c, MLA_LAYOUT_N, NULL, &err));
     mla_layer_stats *l = s.layer;
     size_t w1 = l->d, w = l->H * w1, dim = l->gate_dim;
     ck_assert_uint_eq(l->gate_blocks, gated ? big ? 2 : 1 : 0);

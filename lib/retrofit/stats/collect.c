@@ -227,7 +227,7 @@ mla_status mla_collector_new(mla_collector **out, const mla_collect_opts *o, con
     c->cfg = mla_rt_config(o->rt);
     if (!c->o.rows_per_run) c->o.rows_per_run = 1;
     mla_stats probe = {0};
-    mla_status st = mla_stats_new(&probe, c->cfg, o->layout, err);
+    mla_status st = mla_stats_new(&probe, c->cfg, o->layout, o->pool, err);
     if (st != MLA_OK) goto done;
     const mla_layer_stats *l = probe.layer;
     size_t T = c->o.row_tokens;

@@ -62,7 +62,7 @@ static mla_status make_part(gather *g, mla_stats **part, size_t p, mla_progress 
     mla_stats *s = *part = &g->room[g->collected++ % 2];
     mla_status st = MLA_OK;
     if (!g->col) st = start(g, err);
-    if (st == MLA_OK && !s->layer) st = mla_stats_new(s, mla_model_config(o->model), o->recipe->layout, err);
+    if (st == MLA_OK && !s->layer) st = mla_stats_new(s, mla_model_config(o->model), o->recipe->layout, o->pool, err);
     if (st != MLA_OK) return st;
     memcpy(s->base_digest, o->base_digest, 32);
     memcpy(s->corpus_digest, o->corpus_digest, 32);
@@ -73,7 +73,7 @@ static mla_status keep_part(gather *g, mla_pool *pool, mla_err *err)
 {
     mla_status st = g->path ? mla_stats_write(g->part, g->path, NULL, pool, err) : MLA_OK;
     if (st == MLA_OK) st = mla_stats_merge(g->out, g->part, err);
-    mla_stats_clear(g->part);
+    mla_stats_clear(g->part, pool);
     mla_free(g->path);
     g->path = NULL;
     return st;
@@ -126,7 +126,7 @@ mla_status mla_gather(mla_stats *out, const mla_gather_opts *o, const int32_t *i
     mla_err why;
     size_t span = PART_ROWS * o->recipe->row_tokens, parts = (n + span - 1) / span;
     mla_progress prog = mla_progress_begin(o->log, o->name, (double)n, "tokens");
-    mla_status st = mla_stats_new(out, mla_model_config(o->model), o->recipe->layout, err);
+    mla_status st = mla_stats_new(out, mla_model_config(o->model), o->recipe->layout, o->pool, err);
     size_t reused = 0;
     for (size_t p = 0; st == MLA_OK && p < parts; p++) {
         char name[96];

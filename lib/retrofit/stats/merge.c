@@ -24,7 +24,7 @@ mla_status mla_stats_read_all(mla_stats *out, const char *const *path, size_t n,
     for (size_t i = 1; st == MLA_OK && i < n; i++)
         if (!by_digest(&f[i - 1], &f[i]))
             st = mla_fail(err, MLA_EINVAL, "%s and %s are the same statistics: their text would count twice", f[i - 1].path, f[i].path);
-    if (st == MLA_OK) st = mla_stats_new(out, c, layout, err);
+    if (st == MLA_OK) st = mla_stats_new(out, c, layout, NULL, err);
     for (size_t i = 0; st == MLA_OK && i < n; i++) {
         mla_stats s = {0};
         st = mla_stats_read(&s, f[i].path, err);

@@ -32,15 +32,15 @@ mla_layout mla_stats_layout(mla_layout l)
 
 mla_status mla_stats_alloc(mla_layer_stats *l, bool divisors, mla_err *err)
 {
-    l->shift = mla_alloc(l->n, 1, sizeof(double));
-    l->sum = mla_alloc(l->n, 1, sizeof(double));
-    l->C = mla_alloc(l->n, l->n, sizeof(double));
-    l->M = mla_alloc(l->G, l->dk * l->dk, sizeof(double));
-    l->kappa = mla_alloc(l->H, l->H, sizeof(double));
-    l->GG = mla_alloc(l->gate_blocks, l->gate_dim * l->gate_dim, sizeof(double));
-    l->Q = mla_alloc(l->half ? l->H : 0, l->dk * l->dk, sizeof(double));
-    l->turn = mla_alloc(l->H, l->half * 3, sizeof(double));
-    if (divisors) l->divisor = mla_alloc(l->G, 1, sizeof(double));
+    l->shift = mla_alloc_raw(l->n, 1, sizeof(double));
+    l->sum = mla_alloc_raw(l->n, 1, sizeof(double));
+    l->C = mla_alloc_raw(l->n, l->n, sizeof(double));
+    l->M = mla_alloc_raw(l->G, l->dk * l->dk, sizeof(double));
+    l->kappa = mla_alloc_raw(l->H, l->H, sizeof(double));
+    l->GG = mla_alloc_raw(l->gate_blocks, l->gate_dim * l->gate_dim, sizeof(double));
+    l->Q = mla_alloc_raw(l->half ? l->H : 0, l->dk * l->dk, sizeof(double));
+    l->turn = mla_alloc_raw(l->H, l->half * 3, sizeof(double));
+    if (divisors) l->divisor = mla_alloc_raw(l->G, 1, sizeof(double));
     if (!l->shift || !l->sum || !l->C || !l->M || !l->kappa || !l->GG || !l->Q || !l->turn || (divisors && !l->divisor))
         return mla_fail(err, MLA_ENOMEM, "statistics of layer %zu: %zu features", l->layer, l->n);
     return MLA_OK;
@@ -58,7 +58,7 @@ static mla_status layer_new(mla_layer_stats *l, const mla_config *c, mla_layout 
     return mla_stats_alloc(l, mla_layout_divisors(c, layout) > 0, err);
 }
 
-mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_err *err)
+mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_pool *pool, mla_err *err)
 {
     size_t full = mla_config_full_layers(c);
     layout = mla_stats_layout(layout);
@@ -73,6 +73,7 @@ mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout,
             return st;
         }
     }
+    mla_stats_clear(out, pool);
     return MLA_OK;
 }
 
@@ -94,15 +95,21 @@ void mla_stats_free(mla_stats *s)
     *s = (mla_stats){0};
 }
 
-void mla_stats_clear(mla_stats *s)
+static void clear_some(void *ctx, size_t b, size_t e, size_t worker)
 {
-    for (size_t i = 0; i < s->layers; i++) {
+    (void)worker;
+    mla_stats *s = ctx;
+    for (size_t i = b; i < e; i++) {
         mla_stats_array a[MLA_STATS_ARRAYS];
-        size_t n = mla_stats_arrays(&s->layer[i], a);
-        for (size_t k = 0; k < n; k++)
-            if (a[k].count) memset(a[k].data, 0, a[k].count * sizeof *a[k].data);
-        s->layer[i].tokens = s->layer[i].wsum = 0;
+        size_t k = i % MLA_STATS_ARRAYS;
+        if (k < mla_stats_arrays(&s->layer[i / MLA_STATS_ARRAYS], a) && a[k].count) memset(a[k].data, 0, a[k].count * sizeof *a[k].data);
     }
+}
+
+void mla_stats_clear(mla_stats *s, mla_pool *pool)
+{
+    mla_par_for(pool, s->layers * MLA_STATS_ARRAYS, 1, clear_some, s);
+    for (size_t i = 0; i < s->layers; i++) s->layer[i].tokens = s->layer[i].wsum = 0;
     *s = (mla_stats){.layout = s->layout, .layers = s->layers, .layer = s->layer};
 }
 

@@ -20,6 +20,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/par.h"
 #include "model/config.h"
 
 typedef struct {
@@ -50,12 +51,13 @@ typedef struct {
 
 /* The layout whose statistics serve `l`: whole keys before RoPE for rebuild, absorbed-rope and deepseek alike. */
 mla_layout mla_stats_layout(mla_layout l);
-/* Zeroed statistics shaped for the model and mla_stats_layout(layout); rot of the model decides dk. */
-MLA_CHECKED mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_err *err);
+/* Zeroed statistics shaped for the model and mla_stats_layout(layout); rot of the model decides dk. pool: who writes the zeros (gigabytes of
+ * new memory at 16 layers of a 27B shape); NULL: one thread. */
+MLA_CHECKED mla_status mla_stats_new(mla_stats *out, const mla_config *c, mla_layout layout, mla_pool *pool, mla_err *err);
 /* Whether b is of the same layout, layers and shapes as a, and of the same kind of weights; MLA_EINVAL says what differs. */
 MLA_CHECKED mla_status mla_stats_same_shape(const mla_stats *a, const mla_stats *b, mla_err *err);
 void mla_stats_free(mla_stats *s); /* zeroed struct is fine */
-void mla_stats_clear(mla_stats *s); /* as mla_stats_new leaves it, in the memory that is there */
+void mla_stats_clear(mla_stats *s, mla_pool *pool); /* as mla_stats_new leaves it, in the memory that is there */
 /* a += b. Both must have the same shapes; differing shifts are reconciled. The corpus digest becomes
  * sha256(a's digest | b's digest); a with no tokens yet takes b's digests. */
 MLA_CHECKED mla_status mla_stats_merge(mla_stats *a, const mla_stats *b, mla_err *err);
@@ -71,7 +73,7 @@ typedef struct {
     size_t count;
 } mla_stats_array;
 #define MLA_STATS_ARRAYS 9
-/* Allocates the arrays of a layer whose sizes are set; divisors: layout P. */
+/* Allocates the arrays of a layer whose sizes are set, with no values yet; divisors: layout P. */
 MLA_CHECKED mla_status mla_stats_alloc(mla_layer_stats *l, bool divisors, mla_err *err);
 /* How many there are: two more where keys turn in the latent, one more (divisors) in layout P. */
 size_t mla_stats_arrays(const mla_layer_stats *l, mla_stats_array out[MLA_STATS_ARRAYS]);
