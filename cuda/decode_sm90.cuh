@@ -25,14 +25,16 @@ enum { BOX = 8192, ROPES = 3, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 /* Trio: a factor for every column and two flags; the running maxima and how often they have moved. Then 8 bytes a column. */
 static __host__ __device__ constexpr uint32_t decode_note(int n) { return (uint32_t)n * 4 + 32; }
 static __host__ __device__ constexpr uint32_t decode_top(int n) { return (uint32_t)n * 4 + 16; }
+/* Trio: where registers are short, threads of the softmax keep their totals in shared memory while they multiply. */
+static __host__ __device__ constexpr bool decode_totals(int n) { return n > 32; }
 
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
-    uint32_t ring, rope, q, p, ex, red, colscale, limit, note, top, rows, bars, bytes;
+    uint32_t ring, rope, q, p, totals, ex, red, colscale, limit, note, top, rows, bars, bytes;
     /* solo: number of warpgroups that work alone; 0: a pair with an exchange area; TRIO: two buffers of P and of notes.
      * unit: bytes of a ring slot; TRIO with boxes: rotary parts of 4 KB lie in a ring of their own. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
     __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
-        : ring(0), rope(0), q(0), p(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
+        : ring(0), rope(0), q(0), p(0), totals(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
     {
         const bool trio = solo == TRIO, twin = solo == TWIN;
         ring = 0;
@@ -40,7 +42,8 @@ struct DecodeSmem {
         const bool ropes = trio && unit == BOX;
         q = rope + (ropes ? ROPES * BOX / 2 : 0);
         p = q + (uint32_t)(kboxes * N * 128);
-        ex = p + (uint32_t)(N * 128 * (trio || twin ? 2 : solo ? solo : 1));
+        totals = p + (uint32_t)(N * 128 * (trio || twin ? 2 : solo ? solo : 1));
+        ex = totals + (ropes && decode_totals(N) ? (uint32_t)N * 256 : 0);
         red = ex + (trio ? 0 : twin ? (uint32_t)N * 128 : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
         colscale = red + (uint32_t)(N * (trio ? 32 : twin ? 16 : solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
@@ -61,6 +64,13 @@ static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, 
 }
 
 static __host__ __device__ constexpr bool decode_trio_rows8(bool fp8, int cl) { return !fp8 && cl == 1; }
+/* Slots of a trio's ring: as many whole pages as fit. Known when it is built, so that every place is a constant. */
+static __host__ __device__ constexpr int decode_trio_slots(int lat, int N, bool fp8, int cl)
+{
+    const int unit = decode_trio_rows8(fp8, cl) ? decode_unit(lat, 1) : BOX, page = decode_trio_rows8(fp8, cl) ? 4 : lat / (fp8 ? 128 : 64);
+    const int n = (int)((SMEM_MAX - 1024 - (int)DecodeSmem(N, lat / 64 + 1, 0, TRIO, unit, cl).bytes) / (unit + 16));
+    return n - n % page;
+}
 
 #ifdef MLA_HOPPER
 template <int WRAPS> struct RingPosOf {

@@ -48,18 +48,21 @@ __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
     extern __shared__ __align__(1024) char smem_raw[];
     char *smem = smem_1024(smem_raw);
     constexpr bool ROWS8 = decode_trio_rows8(FP8, CL);
-    const DecodeSmem sm(N, LAT / 64 + 1, d.slots, TRIO, ROWS8 ? decode_unit(LAT, 1) : BOX, CL);
-    const uint32_t base = smem_u32(smem);
+    constexpr int SUMS = !FP8 ? 128 : N <= 24 ? 120 : N <= 32 ? 136 : 144, SOFTMAX = !FP8 ? 96 : N <= 24 ? 104 : N <= 32 ? 88 : 80; /* registers of a thread, 96 at the start: 224 together at most */
+    constexpr int SLOTS = decode_trio_slots(LAT, N, FP8, CL);
+    const DecodeSmem sm(N, LAT / 64 + 1, SLOTS, TRIO, ROWS8 ? decode_unit(LAT, 1) : BOX, CL);
+    constexpr uint32_t base = TRIO_AT;
+    if (smem_u32(smem) != TRIO_AT) __trap();
     if (threadIdx.x == 0) {
-        const uint32_t bar = base + sm.bars + 16 * d.slots;
+        const uint32_t bar = base + sm.bars + 16 * SLOTS;
         const int counts[12] = {CL > 1 ? 1 : 4, CL > 1 ? 1 : 4, 8 * CL, 8 * CL, 1, 1, 1, 1, 4, 8, 8, 1}; /* as TrioRole names them */
         for (int i = 0; i < 12; i++) mbar_init(bar + i * 8, counts[i]);
     }
     if (!ROWS8 && threadIdx.x == 0)
-        for (int i = 0; i < ROPES; i++) mbar_init(base + sm.bars + (2 * d.slots + 12 + i) * 8, 1), mbar_init(base + sm.bars + (2 * d.slots + 12 + ROPES + i) * 8, 4);
+        for (int i = 0; i < ROPES; i++) mbar_init(base + sm.bars + (2 * SLOTS + 12 + i) * 8, 1), mbar_init(base + sm.bars + (2 * SLOTS + 12 + ROPES + i) * 8, 4);
     if (CL > 1 && threadIdx.x < 2) mbar_init(base + sm.top + N / CL * 4 + 16 + threadIdx.x * 8, 1);
     if (threadIdx.x < (2 * decode_note(N) + decode_top(N / CL)) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
-    init_ring(base + sm.bars, d.slots, ROWS8 ? 8 : 4);
+    init_ring(base + sm.bars, SLOTS, ROWS8 ? 8 : 4);
     if (CL > 1) cluster_sync();
     if (threadIdx.x >= TRIO_THREADS) {
         regs_shrink<32>();
@@ -67,13 +70,14 @@ __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
         if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, FP8, 0, ROWS8, CL, !ROWS8>(&mc, &mr, d, base, sm);
         __syncwarp();
     } else if (threadIdx.x < 256) {
-        regs_grow<FP8 ? 144 : 128>();
+        regs_grow<SUMS>();
         TrioSums<LAT, N, FP8, CL> k(d, smem, sm);
-        trio_walk<CL>(d, k, [&](int, int i0, int i1) {
-            for (int i = i0; i < i1; i++) k.page();
+        trio_walk<CL>(d, k, [&](int len, int i0, int i1) {
+            for (int i = i0; i < i1; i++) k.page(64 * i + 64 <= len);
         });
     } else {
-        regs_shrink<FP8 ? 80 : 96>();
+        if constexpr (SOFTMAX > 96) regs_grow<SOFTMAX>();
+        else regs_shrink<SOFTMAX>();
         TrioSoftmax<LAT, N, FP8, CL> k(d, smem, sm);
         trio_walk<CL>(d, k, [&](int len, int i0, int i1) { k.pages(len, i0, i1); });
     }

@@ -8,20 +8,17 @@
 template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N, FP8, CL> {
     using K = TrioKeys<LAT, N, FP8, CL>;
     using R = TrioRole<LAT, N, FP8, CL>;
-    using K::base, K::c, K::d, K::g, K::lane, K::messages, K::pos, K::rank, K::sequences, K::sm, K::smem, K::t, K::w, K::x, K::NB, K::OWN;
+    using K::base, K::c, K::d, K::g, K::lane, K::messages, K::pos, K::rank, K::sequences, K::sm, K::smem, K::t, K::w, K::mine, K::x, K::NB, K::OWN;
     static constexpr int NC = OWN / 4;
-    float m[NC], l[NC];
-    int mine, seen;      /* which of the two warpgroups; moves of the maximum that m and l follow */
+    float l[NC];
+    int seen;            /* moves of the maximum that l follows */
     uint32_t swaps, own; /* pages of the block, and of this warpgroup, so far */
 
-    __device__ __forceinline__ TrioSoftmax(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : K(d_, smem_, sm_), seen(0), swaps(0), own(0)
-    {
-        mine = __shfl_sync(~0u, (threadIdx.x >> 7) - 2, 0);
-    }
+    __device__ __forceinline__ TrioSoftmax(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : K(d_, smem_, sm_), seen(0), swaps(0), own(0) {}
     __device__ __forceinline__ float *top() const { return (float *)(smem + sm.top); }
     __device__ __forceinline__ volatile int *moves() const { return (volatile int *)(smem + sm.top + OWN * 4); }
     __device__ __forceinline__ float2 *red(int of) const { return (float2 *)(smem + sm.red) + of * OWN * 2; }
-    /* Messages get their maxima in order. The other warpgroup's moves are followed. */
+    /* Messages get their maxima in order. Where the message before, the other warpgroup's, moved them, its factors are still in its note. */
     __device__ __forceinline__ void take_turn()
     {
         mbar_wait(this->turn(mine), ((messages >> 1) + mine + 1) & 1);
@@ -30,22 +27,34 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         seen = now;
 #pragma unroll
         for (int j = 0; j < OWN / 8; j++) {
-            const float2 y = ((const float2 *)top())[4 * j + c];
-            follow(2 * j, y.x), follow(2 * j + 1, y.y);
+            const float2 y = ((const float2 *)this->note(messages - 1))[4 * j + c];
+            l[2 * j] *= y.x, l[2 * j + 1] *= y.y;
         }
     }
-    __device__ __forceinline__ float follow(int i, float mx)
+    /* e4m3: a thread's totals lie in shared memory while it multiplies, in its registers are fragments. */
+    static constexpr bool APART = FP8 && decode_totals(N);
+    __device__ __forceinline__ float4 *totals() const { return (float4 *)(smem + sm.totals) + (threadIdx.x & 255); }
+    __device__ __forceinline__ void get_totals()
     {
-        const float alpha = exp2_fast(m[i] - (mx == -CUDART_INF_F ? 0.f : mx));
-        l[i] *= alpha;
-        m[i] = mx;
-        return alpha;
+        if constexpr (APART)
+#pragma unroll
+            for (int i = 0; i < NC / 4; i++) {
+                const float4 y = totals()[i * 256];
+                l[4 * i] = y.x, l[4 * i + 1] = y.y, l[4 * i + 2] = y.z, l[4 * i + 3] = y.w;
+            }
+    }
+    __device__ __forceinline__ void put_totals() const
+    {
+        if constexpr (APART)
+#pragma unroll
+            for (int i = 0; i < NC / 4; i++) totals()[i * 256] = make_float4(l[4 * i], l[4 * i + 1], l[4 * i + 2], l[4 * i + 3]);
     }
     __device__ __forceinline__ void pass_turn() const { mbar_arrive_if(this->turn(mine ^ 1), t == 0); }
     __device__ __forceinline__ void begin()
     {
 #pragma unroll
-        for (int j = 0; j < NC; j++) m[j] = -CUDART_INF_F, l[j] = 0.f;
+        for (int j = 0; j < NC; j++) l[j] = 0.f;
+        put_totals();
     }
 
     /* Slots beyond the sequence's end hold anything; 0 x NaN must not reach the sum. */
@@ -54,7 +63,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
 #pragma unroll 1
         for (int b = 0; b < NB; b++)
             for (int i = valid * 8 + t; i < 64 * 8; i += 128) {
-                const uint32_t at = R::ROWS8 ? pos.at(i >> 7, d.slots).slot * R::UNIT + (i >> 6 & 1) * R::GROUP + b * 1024 : pos.at(b, d.slots).slot * BOX + (i >> 6) * 1024;
+                const uint32_t at = R::ROWS8 ? this->unit(i >> 7).slot * R::UNIT + (i >> 6 & 1) * R::GROUP + b * 1024 : this->unit(b).slot * BOX + (i >> 6) * 1024;
                 *(uint4 *)(smem + sm.ring + at + (i & 63) * 16) = make_uint4(0, 0, 0, 0);
             }
     }
@@ -77,7 +86,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         bar_sync(BAR_WG + mine, 128);
     }
     /* m becomes the maximum over all tokens so far, l follows; the factors go into the note. */
-    __device__ __forceinline__ void move_max(const float (&v)[NC])
+    __device__ __forceinline__ void move_max(const float (&v)[NC], float (&m)[NC])
     {
         column_reduce<true>(v);
         const float4 *from = (const float4 *)red(mine);
@@ -86,7 +95,9 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         for (int i = 0; i < NC; i++) {
             const float4 a = from[(4 * (i >> 1) + c) * 2], b = from[(4 * (i >> 1) + c) * 2 + 1];
             const float mx = i & 1 ? fmaxf(fmaxf(m[i], fmaxf(a.y, a.w)), fmaxf(b.y, b.w)) : fmaxf(fmaxf(m[i], fmaxf(a.x, a.z)), fmaxf(b.x, b.z));
-            const float alpha = follow(i, mx);
+            const float alpha = exp2_fast(m[i] - (mx == -CUDART_INF_F ? 0.f : mx));
+            l[i] *= alpha;
+            m[i] = mx;
             const int n = 8 * (i >> 1) + 2 * c + (i & 1);
             if (t < 4) note[n] = alpha, top()[n] = mx;
         }
@@ -126,11 +137,17 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
 
     template <int M> __device__ __forceinline__ void softmax(float (&s)[M], int blk, int len, int min_limit)
     {
-        float v[NC];
+        float v[NC], m[NC];
         scale_columns(s, (const float *)(smem + sm.colscale), c);
         if (blk * 64 + 64 > min_limit) mask_columns(s, (const int *)(smem + sm.limit), c, blk * 64 + 16 * w + (FP8 ? tok8(g) : g));
         mbar_wait(this->used(messages), ((messages >> 1) & 1) ^ 1);
+        get_totals();
         take_turn();
+#pragma unroll
+        for (int j = 0; j < OWN / 8; j++) {
+            const float2 y = ((const float2 *)top())[4 * j + c];
+            m[2 * j] = y.x, m[2 * j + 1] = y.y;
+        }
         bool beyond = false; /* the running maximum only has to keep exp2 in range */
 #pragma unroll
         for (int j = 0; j < OWN / 8; j++) {
@@ -138,7 +155,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
             beyond |= v[2 * j] > m[2 * j] + 8.f || v[2 * j + 1] > m[2 * j + 1] + 8.f;
         }
         const bool moved = bar_any(BAR_WG + mine, 128, beyond);
-        if (moved) move_max(v);
+        if (moved) move_max(v, m);
         pass_turn();
         if (len - blk * 64 < 64) zero_tail(len - blk * 64); /* every warp has its S */
 #pragma unroll
@@ -149,6 +166,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
             s[k + 2] = exp2_fast(s[k + 2] - use);
             l[i] += s[k] + s[k + 2];
         }
+        put_totals();
         const int r8 = lane & 7, hi = (lane >> 3) & 1;
         const uint32_t row = this->p_addr(messages) + r8 * 128 + (((2 * w + hi) ^ r8) << 4);
 #pragma unroll
@@ -199,7 +217,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
     {
         for (int i = i0; i < i1; i++, messages++, swaps++) {
             if ((messages & 1) == (uint32_t)mine) page(i, len, len - d.s_q + 1);
-            pos = pos.at(R::UNITS, d.slots);
+            this->next_page();
             this->rope = this->rope.at(1, ROPES);
         }
     }
@@ -208,6 +226,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
     {
         const bool closes = (messages & 1) == (uint32_t)mine;
+        get_totals();
         if (closes) take_turn(); /* otherwise the last page was this warpgroup's: it knows the maxima */
         bar_sync(BAR_WG + mine, 128); /* nobody reads what the last maximum was made of */
         column_reduce<false>(l);
@@ -216,13 +235,13 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
             bar_sync(BAR_TOTALS, 256);
             mbar_wait(this->used(messages), ((messages >> 1) & 1) ^ 1);
             if (t < OWN) close(b, whole, part_slot);
-            seen++;
-            if (t == 0) *moves() = seen;
+            if (t == 0) *moves() = seen + 1;
             close_message<false>(true);
             bar_sync(BAR_WG + mine, 128); /* the maxima are reset */
             pass_turn();
         } else
             bar_arrive(BAR_TOTALS, 256);
+        seen++; /* the maxima of the next sequence begin anew */
         messages++;
         __syncwarp();
         mbar_arrive_if(this->q_free(), lane == 0);

@@ -10,6 +10,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::rank, R::sequences, R::sm, R::smem, R::w, R::NB, R::OWN, R::PER;
     static constexpr int TILES = LAT / 128;
     float acc[TILES][N / 2];
+    uint32_t a[2][2][4], v[2][4]; /* e4m3: sets of fragments */
     int half;
 
     __device__ __forceinline__ TrioSums(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : R(d_, smem_, sm_)
@@ -43,9 +44,35 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         if (CL > 1) cluster_arrive_if(cluster_addr(this->used(messages), rank ^ 1), lane == 0);
         messages++;
     }
-    __device__ __forceinline__ void page()
+    /* Bytes of a box of 128 latents for k-step ks (16 tokens, in the order of tok8): two latents of two tokens a word. */
+    __device__ __forceinline__ void load_values(uint32_t (&x)[4], uint32_t box, int ks) const
     {
+        const int tk = tok8(lane & 7) + (lane & 8);
+        ldmatrix4_trans(x, box + ks * 2048 + tk * 128 + (((2 * w + (lane >> 4)) ^ (tk & 7)) << 4));
+    }
+    /* Fragments of two tiles: even latents in the upper half of a warp's rows, odd ones in the lower. */
+    static __device__ __forceinline__ void widen_values(uint32_t (&a)[2][4], const uint32_t (&x)[4])
+    {
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) e4m3x4_f16(a[u][2 * k], a[u][2 * k + 1], __byte_perm(x[2 * u + k], 0, 0x3120));
+    }
+    /* What the first products of a page take is ready before P; whole: no slot of the page lies beyond the end. */
+    __device__ __forceinline__ void prepare()
+    {
+        const RingPos r = this->unit(half * (TILES / 2));
+        this->wait_full(r);
+        const uint32_t at = this->slot_addr(r);
+        load_values(v[0], at, 0);
+        load_values(v[1], at, 1);
+        widen_values(a[0], v[0]);
+    }
+    __device__ __forceinline__ void page(bool whole)
+    {
+        if (FP8 && whole) prepare();
         this->wait_sent(messages);
+        if (FP8 && !whole) prepare();
         const char *note = this->note(messages);
         const int own = *(const int *)(note + R::FLAGS), twin = *(const int *)(note + R::FLAGS + 16);
         if (own | (CL > 1 ? twin : 0))
@@ -64,22 +91,21 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         else if constexpr (R::ROWS8) add_rows8(p);
         else add_boxes(p);
         used_message();
-        pos = pos.at(R::UNITS, d.slots);
+        this->next_page();
     }
     __device__ __forceinline__ void add_fp8(uint32_t p)
     {
-        uint32_t a[2][2][4], v[2][4];
 #pragma unroll
         for (int i = 0; i < TILES / 2; i++) {
-            const RingPos r = pos.at(half * (TILES / 2) + i, d.slots);
-            this->wait_full(r);
+            const RingPos r = this->unit(half * (TILES / 2) + i);
+            if (i) this->wait_full(r);
             const uint32_t at = this->slot_addr(r);
-            pv_load(v[0], at, 0, w, g, c);
+            if (i) load_values(v[0], at, 0);
 #pragma unroll
             for (int ks = 0; ks < 4; ks++) {
-                if (ks < 3) pv_load(v[(ks + 1) & 1], at, ks + 1, w, g, c);
+                if (ks < 3 && (i || ks)) load_values(v[(ks + 1) & 1], at, ks + 1);
                 if (i || ks > 1) wgmma_wait<1>();
-                pv_frags(a[ks & 1], v[ks & 1]);
+                if (i || ks) widen_values(a[ks & 1], v[ks & 1]);
                 wgmma_fence();
                 Wgmma<N>::template rs<true>(acc[2 * i], a[ks & 1][0], wgmma_at(p, ks * 32));
                 Wgmma<N>::template rs<true>(acc[2 * i + 1], a[ks & 1][1], wgmma_at(p, ks * 32));
@@ -93,7 +119,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     {
 #pragma unroll
         for (int ks = 0; ks < 4; ks++) { /* slots are released one by one */
-            const RingPos r = pos.at(ks, d.slots);
+            const RingPos r = this->unit(ks);
             this->wait_full(r);
             const uint32_t at = wgmma_lo(this->slot_addr(r));
 #pragma unroll
@@ -101,17 +127,17 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
             wgmma_commit();
             if (ks) {
                 wgmma_wait<1>();
-                this->release(pos.at(ks - 1, d.slots));
+                this->release(this->unit(ks - 1));
             }
         }
         wgmma_wait<0>();
-        this->release(pos.at(3, d.slots));
+        this->release(this->unit(3));
     }
     __device__ __forceinline__ void add_boxes(uint32_t p)
     {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const RingPos r = pos.at(half * TILES + i, d.slots);
+            const RingPos r = this->unit(half * TILES + i);
             this->wait_full(r);
             const uint32_t at = wgmma_lo(this->slot_addr(r));
 #pragma unroll
@@ -119,11 +145,11 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
             wgmma_commit();
             if (i) {
                 wgmma_wait<1>();
-                this->release(pos.at(half * TILES + i - 1, d.slots));
+                this->release(this->unit(half * TILES + i - 1));
             }
         }
         wgmma_wait<0>();
-        this->release(pos.at(half * TILES + TILES - 1, d.slots));
+        this->release(this->unit(half * TILES + TILES - 1));
     }
     /* Short code: it runs once a sequence, from a cold instruction cache. */
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
@@ -146,7 +172,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     {
         const long long *rows = (const long long *)(smem + sm.rows);
         const float *note = (const float *)this->note(messages);
-        to += (rank * LAT + half * (LAT / 2) + (FP8 ? (8 * w + g) * 4 : 16 * w + g)) * (F32 ? 4 : 2);
+        to += (rank * LAT + half * (LAT / 2) + (FP8 ? 32 * w + 2 * g : 16 * w + g)) * (F32 ? 4 : 2);
 #pragma unroll
         for (int k = 0; k < N / 4; k++) {
             const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1);
@@ -159,7 +185,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
 #pragma unroll
                 for (int hi = 0; hi < 2; hi++) {
                     const float y = acc[i][e + 2 * hi] * f;
-                    const int j = FP8 ? 128 * (i >> 1) + 2 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: four latents side by side */
+                    const int j = FP8 ? 128 * (i >> 1) + 16 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: two latents side by side */
                     if (F32) ((float *)row)[j] = y;
                     else ((__nv_bfloat16 *)row)[j] = __float2bfloat16_rn(y);
                 }

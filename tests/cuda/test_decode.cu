@@ -108,6 +108,10 @@ static void hard_values(void)
         for (size_t i = 0; i < many.size(); i++) many[i] = 1 + (int)(cut_hash(i) % 150);
         one({"300 short", t, 512, 64, 1, 24, 1, 1, many, 2.f, false, 5, 1.f}, 16, 0);
         one({"skewed, 64 rows", t, 512, 64, 1, 16, 1, 4, {4641, 45118 / 8, 1730, 1696, 4, 64}, 2.f, false, 50, 1.f}, 18, 0);
+        for (size_t rows : {33, 40, 48}) { /* ends within a page, tiles that are not full */
+            const size_t s_q = rows % 2 ? 3 : 2;
+            one({"skewed, many rows", t, 512, 64, 1, rows / s_q, 1, s_q, {4641, 1730, 1696, (int)s_q, 64, 129, 705}, 2.f, rows == 33, 50, 1.f}, 37, 0);
+        }
         for (size_t s_q : {2, 4}) one({"peaked softmax, many rows", t, 512, 64, 1, 24, 1, s_q, {6000, 77, 129}, 30.f, false, 5, 1.f}, 19, 0);
         one({"empty sequences, 96 rows", t, 512, 64, 1, 24, 1, 4, {0, 100, 0, 64, 0}, 2.f, true, 5, 1.f}, 20, 0);
         for (int &n : many) n += 3;
@@ -194,7 +198,7 @@ static void refusals(void)
 static void all_planted_faults(void)
 {
     for (mla_dtype t : {BF, F8})
-        for (size_t s_q : {1, 4}) planted_faults(t, s_q);
+        for (size_t s_q : {1, 2, 4}) planted_faults(t, s_q);
 }
 
 /* Arguments: names of sections, all without; or "kernels FIRST STEP": only those of every_kernel, for a checker that takes its time. */
@@ -205,7 +209,7 @@ int main(int argc, char **argv)
         void (*run)(void);
         bool large; /* not under a checker */
     } section[] = {{"shapes", shapes, false}, {"hard", hard_values, false}, {"faults", all_planted_faults, false}, {"refusals", refusals, false}, {"pool", large_pool, true}, {"long", long_sequences, true}};
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 405);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 465);
     if (argc == 4 && !strcmp(argv[1], "kernels")) {
         every_kernel(atoi(argv[2]), atoi(argv[3]));
         return cut_end("cuda_decode");
