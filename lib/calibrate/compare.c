@@ -11,19 +11,33 @@ typedef struct {
     mla_cal_verdict *v;
     size_t chunk, V;
     float *logits[2];         /* (chunk, V): the reference's, another's */
+    double *lse;              /* (chunk) of the reference's rows */
     double *kld;              /* (n - 1, tokens) */
 } comparing;
+
+/* The lowest id of the largest logit */
+static size_t best_of(const float *x, size_t V)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < V; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+static mla_status reference_rows(comparing *j, size_t rows, mla_err *err)
+{
+    mla_status st = MLA_OK;
+    for (size_t i = 0; i < rows && st == MLA_OK; i++) st = mla_lse_row(&j->lse[i], j->logits[0] + i * j->V, j->V, err);
+    return st;
+}
 
 static mla_status compare_rows(comparing *j, size_t other, size_t at, size_t rows, mla_err *err)
 {
     for (size_t i = 0; i < rows; i++) {
         const float *p = j->logits[0] + i * j->V, *q = j->logits[1] + i * j->V;
-        mla_score a, b;
-        mla_status st = mla_kld_row(&j->kld[other * j->x->tokens + at + i], p, q, j->V, err);
-        if (st == MLA_OK) st = mla_score_row(&a, p, j->V, -1, err);
-        if (st == MLA_OK) st = mla_score_row(&b, q, j->V, -1, err);
+        mla_status st = mla_kld_row_of(&j->kld[other * j->x->tokens + at + i], p, j->lse[i], q, j->V, err);
         if (st != MLA_OK) return st;
-        j->v[other].agree += a.top1 == b.top1;
+        j->v[other].agree += best_of(p, j->V) == best_of(q, j->V);
     }
     return MLA_OK;
 }
@@ -41,7 +55,7 @@ static mla_status one_row(comparing *j, size_t at, size_t T, mla_err *err)
             mla_job job = {.seq = s[k], .ids = x->ids + at + t, .T = n, .logits = j->logits[k > 0]};
             if (x->codec) mla_rt_set_codec(x->rt[k], k ? x->codec : NULL, k ? x->codec_ctx[k - 1] : NULL);
             st = mla_rt_run(x->rt[k], &job, 1, k ? x->tap : NULL, x->ctx, err);
-            if (st == MLA_OK && k) st = compare_rows(j, k - 1, at + t, n, err);
+            if (st == MLA_OK) st = k ? compare_rows(j, k - 1, at + t, n, err) : reference_rows(j, n, err);
         }
     }
     for (size_t k = 0; s && k < x->n; k++) mla_seq_free(s[k]);
@@ -78,6 +92,8 @@ mla_status cal_compare(const cal_comparison *x, mla_cal_verdict *v, mla_err *err
         j.logits[k] = mla_alloc_raw(j.chunk, j.V, sizeof **j.logits);
         if (!j.logits[k]) st = mla_fail(err, MLA_ENOMEM, "%zu rows of logits", j.chunk);
     }
+    j.lse = mla_alloc_raw(j.chunk, 1, sizeof *j.lse);
+    if (!j.lse) st = mla_fail(err, MLA_ENOMEM, "%zu rows of logits", j.chunk);
     j.kld = mla_alloc_raw(x->n - 1, x->tokens, sizeof *j.kld);
     if (!j.kld) st = mla_fail(err, MLA_ENOMEM, "%zu positions", x->tokens);
     mla_progress pr = mla_progress_begin(x->log, "judging", (double)x->tokens, "tokens");
@@ -93,6 +109,7 @@ mla_status cal_compare(const cal_comparison *x, mla_cal_verdict *v, mla_err *err
     }
     mla_free(j.logits[0]);
     mla_free(j.logits[1]);
+    mla_free(j.lse);
     mla_free(j.kld);
     return st;
 }

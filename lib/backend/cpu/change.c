@@ -19,7 +19,7 @@ static double row_change(double sum, const float *x, const float *y, const doubl
 mla_status mla_cpu_gated_change(mla_backend *be, const mla_change_args *a, mla_err *err)
 {
     enum { PART = 64 };
-    double part[PART], sum = *(const double *)(const void *)a->sum;
+    double part[PART] = {0}, sum = *(const double *)(const void *)a->sum;
     (void)be, (void)err;
     for (size_t th = 0; th < a->T * a->H; th++) {
         const float *g = a->gate ? mla_cf32p(a->gate) + th / a->H * a->gate_ld + th % a->H * a->gate_h : NULL;
