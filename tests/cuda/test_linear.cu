@@ -143,5 +143,5 @@ static void embed(void)
 int main(int argc, char **argv)
 {
     const Section section[] = {{"linear", linear}, {"compound", compounds}, {"embed", embed}, {"stored", stored_weights}};
-    return ops_main("cuda_linear", 400, section, argc, argv);
+    return ops_main("cuda_linear", 409, section, argc, argv);
 }
