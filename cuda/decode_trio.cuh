@@ -1,4 +1,4 @@
-/* The trio kernel, for many query rows: within a block warps have three roles. Warpgroups 0 and 1 hold O, half of the block's
+/* The trio kernel, for many query rows, or e4m3: within a block warps have three roles. Warpgroups 0 and 1 hold O, half of the block's
  * latents each; warpgroups 2 and 3 multiply keys and queries and take the softmax, every other page each; one warp copies.
  *
  * What goes to the warpgroups of O is a message: P of a page, and a note: whether the maximum moved and by which factors; or,
