@@ -56,13 +56,13 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* A read begins: its way. */
-static int begin(uint64_t dev, bool *trial)
+/* A read begins: its way, and where its trial is counted; NULL: it is none. */
+static int begin(uint64_t dev, file_system **trial)
 {
     pthread_mutex_lock(&lock);
     file_system *f = system_of(dev);
     int way = !f ? BUFFERED : f->way ? f->way - 1 : f->turn;
-    *trial = f && !f->way;
+    *trial = f && !f->way ? f : NULL;
     if (*trial) {
         f->under_way[way]++;
         if (!f->since && !f->under_way[!way]) f->since = now_ns();
@@ -71,10 +71,9 @@ static int begin(uint64_t dev, bool *trial)
     return way;
 }
 /* A read of n bytes of the trial has ended. */
-static void end(uint64_t dev, int way, size_t n)
+static void end(file_system *f, int way, size_t n)
 {
     pthread_mutex_lock(&lock);
-    file_system *f = system_of(dev);
     uint64_t now = now_ns();
     f->under_way[way]--;
     if (way == f->turn && f->since) f->read[way] += n;
@@ -139,14 +138,14 @@ mla_status mla_file_bytes(const mla_mapped *m, const void *p, size_t n, void *ro
     if (!n) return MLA_OK;
     if (!mla_file_holds(m, p, n)) return mla_fail(err, MLA_EINVAL, "%s: %zu bytes from outside of the file", m->path ? m->path : "a file", n);
     if (mla_file_cached(m, p, n)) return read_buffered(m, p, n, room, err);
-    bool trial;
+    file_system *trial;
     int way = begin(m->dev, &trial);
     mla_status st = MLA_OK;
     if (way == BUFFERED || !mla_file_direct(m, p, n, room, from)) {
         *from = room;
         st = read_buffered(m, p, n, room, err); /* says what is wrong with a file that was cut off */
     }
-    if (trial) end(m->dev, way, n);
+    if (trial) end(trial, way, n);
     return st;
 }
 
