@@ -3,6 +3,7 @@
 #include "cuda/attn.cuh"
 #include "cuda/check.cuh"
 #include "cuda/decode_gqa.cuh"
+#include "cuda/decode_held_role.cuh"
 #include "cuda/tmap.cuh"
 
 /* Offsets within the workspace, bytes. */
@@ -34,19 +35,20 @@ static int device_attr(cudaDeviceAttr a)
     return v;
 }
 
-/* Fewest tiles first (each tile reads the cache again), then the narrowest. */
+/* Fewest tiles first (each tile reads the cache again), then the narrowest; of two alike the later where there are several tiles, which
+ * lie side by side there. */
 static Choice choose(const mla_decode *d)
 {
     Choice best = {};
     best.tiles = best.parts = 1;
     const size_t rows = d->s_q * (d->H / d->groups), rb = d->rope * d->rope_heads / 64;
     if (d->rope % 8 || d->variant == 1 || device_attr(cudaDevAttrComputeCapabilityMajor) != 9) return best;
-    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_gqa};
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_held512, mla_decode_gqa};
     for (const DecodeKernel *list : lists)
         for (const DecodeKernel *k = list; k->lat; k++) {
             if ((size_t)k->lat != d->lat || (size_t)k->rb != rb || k->fp8 != (d->cache == MLA_F8_E4M3) || (k->wgs == 0) != (d->v.base != NULL)) continue;
             const int tiles = (int)((rows + (size_t)k->n - 1) / (size_t)k->n);
-            if (best.k && (tiles > best.tiles || (tiles == best.tiles && k->n > best.k->n))) continue;
+            if (best.k && (tiles > best.tiles || (tiles == best.tiles && (k->n > best.k->n || (k->n == best.k->n && tiles == 1))))) continue;
             best.k = k;
             best.tiles = tiles;
         }
@@ -58,6 +60,10 @@ static Choice choose(const mla_decode *d)
     if (!k->wgs) {
         best.slots = (SMEM_MAX - 1024 - (int)GqaSmem(k->lat, 0).bytes) / (int)(GqaSmem(k->lat, 1).bytes - GqaSmem(k->lat, 0).bytes);
         best.smem = GqaSmem(k->lat, best.slots).bytes + 1024;
+        return best;
+    }
+    if (k->solo == HELD) {
+        best.slots = HeldSmem::slots(k->n), best.smem = HeldSmem(k->n, best.slots).bytes + 1024;
         return best;
     }
     const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
@@ -105,8 +111,8 @@ extern "C" size_t mla_decode_ws_bytes(const mla_decode *d)
 }
 
 /* What another piece of a sequence costs a block beside its pages, in pages: queries 5 us and sums out 5 us, against 2 us for
- * a page of bf16 and 1 us for one of e4m3 (latent 512), half of that in a cluster. */
-static int piece_cost(const DecodeKernel *k) { return !k->wgs ? 2 : (k->fp8 ? 10 : 5) * (k->solo == TWIN ? k->cl : 1); }
+ * a page of bf16 and 1 us for one of e4m3 (latent 512); of pages that several tiles share, a tile takes 1 us, too. */
+static int piece_cost(const Choice &c) { return !c.k->wgs ? 2 : c.k->fp8 || (c.k->solo == HELD && c.tiles > 1) ? 10 : 5; }
 
 extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err *err)
 {
@@ -116,7 +122,7 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
     if (!c.k || d->B == 1) return MLA_OK;
     const DecodeWs w = workspace(d, c);
     char *ws = (char *)d->ws;
-    return decode_cut(d->len, (int)d->B, c.parts, piece_cost(c.k), (long long *)(ws + w.prefix), (int2 *)(ws + w.begin), (int2 *)(ws + w.split),
+    return decode_cut(d->len, (int)d->B, c.parts, piece_cost(c), (long long *)(ws + w.prefix), (int2 *)(ws + w.begin), (int2 *)(ws + w.split),
                       (cudaStream_t)stream, err);
 }
 
@@ -186,7 +192,7 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     p.B = (int)d->B, p.s_q = (int)d->s_q, p.H = (int)d->H, p.Hg = (int)(d->H / d->groups), p.rows = p.s_q * p.Hg;
     p.rope = (int)d->rope, p.rope_heads = d->rope ? (int)d->rope_heads : 1;
     p.lat_col = (int)d->c.col, p.rope_col = (int)d->r.col, p.v_col = (int)d->v.col, p.slots = c.slots;
-    p.parts = c.parts;
+    p.parts = c.parts, p.tiles = c.tiles;
     if (d->B > 1) p.begin = (const int2 *)(ws + w.begin), p.split = (const int2 *)(ws + w.split);
     p.table = d->table, p.table_stride = d->table_stride, p.len = d->len;
     p.q = rows_of(&d->q), p.q2 = rows_of(&d->q2), p.o = rows_of(&d->o);
@@ -202,12 +208,13 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;
-    p.maps = c.k->solo && c.k->solo != TWIN && d->rope_heads == 1 && mapped(d, &d->q, p.q) && mapped(d, &d->q2, p.q2) && (fp8 || p.rope_ratio == 1.f);
+    p.maps = c.k->solo && d->rope_heads == 1 && mapped(d, &d->q, p.q) && mapped(d, &d->q2, p.q2) && (fp8 || p.rope_ratio == 1.f);
     if (p.maps) st = query_map(&p.q_map, d, &d->q, d->lat, c.k->n, err);
     if (p.maps && !st) st = query_map(&p.q2_map, d, &d->q2, d->rope, c.k->n, err);
     if (st) return st;
     void *args[] = {&mc, &mr, &p};
-    const dim3 grid((unsigned)(c.parts * c.k->cl), (unsigned)c.tiles, (unsigned)d->groups);
+    const unsigned beside = c.k->solo == HELD ? (unsigned)c.tiles : 1; /* tiles of the same pages side by side */
+    const dim3 grid((unsigned)(c.parts * c.k->cl) * beside, (unsigned)c.tiles / beside, (unsigned)d->groups);
     cudaLaunchAttribute attrs[2] = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attrs[0].val.programmaticStreamSerializationAllowed = 1;

@@ -17,7 +17,7 @@ struct DecodeRows {
 struct DecodeP {
     int B, s_q, H, Hg, rows;        /* rows = s_q * Hg query rows per group: row = t * Hg + head in group */
     int rope, rope_heads;
-    int lat_col, rope_col, v_col, slots, parts;
+    int lat_col, rope_col, v_col, slots, parts, tiles;
     const int2 *begin;              /* (parts + 1): first (sequence, page) of each part; NULL: one sequence */
     const int2 *split;              /* (B): first and last part of each sequence; (1, 0): none */
     const int32_t *table;
@@ -56,19 +56,19 @@ static __device__ __forceinline__ void store_f32(void *p, bool f32, size_t i, fl
     else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
 }
 
-enum { TRIO = -1, TWIN = -2 };
+enum { TRIO = -1, HELD = -2 };
 
 /* One built kernel of the Hopper family. */
 struct DecodeKernel {
     int lat, n, rb, fp8;
     int wgs;  /* consumer warpgroups; 0: keys and values of their own (decode_gqa.cuh) */
-    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: two for the softmax, two for the sums; TWIN: one and two */
+    int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: two for the softmax, two for the sums; HELD: one and two, queries in registers */
     int drop;
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */
-extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_trio512[], mla_decode_gqa[];
+extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_trio512[], mla_decode_held512[], mla_decode_gqa[];
 
 /* The plan (decode_plan.cu): prefix (B + 1) units before each sequence, begin and split as in DecodeP; overhead: of a piece, in pages. */
 mla_status decode_cut(const int32_t *len, int B, int parts, int overhead, long long *prefix, int2 *begin, int2 *split, cudaStream_t stream, mla_err *err);

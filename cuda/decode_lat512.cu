@@ -9,7 +9,6 @@ extern const DecodeKernel mla_decode_k512[] = {
     SOLO(24, 1, false, 2),
     SOLO(32, 1, false, 2),
     ROWS(32, 1, true, 2),
-    ROWS(24, 1, false, 3),
     SOLO(24, 4, false, 2),
     SOLO(24, 4, true, 3),
     ROWS(24, 4, false, 2),

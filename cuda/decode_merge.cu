@@ -5,13 +5,13 @@
 #include "cuda/decode_dev.cuh"
 #include "cuda/ptx.cuh"
 
-/* MERGE_PARTS: parts a warp fetches at once. MERGE_WARPS: most warps of a block, by their shared memory. */
-enum { MERGE_WARPS = 24, MERGE_SHARE = 8, MERGE_PARTS = 18, SMEM_SM = 228 << 10 };
+/* MERGE_PARTS: parts a warp fetches at once, at least; at most one a lane. MERGE_WARPS: most warps of a block, by their shared memory. */
+enum { MERGE_WARPS = 24, MERGE_SHARE = 8, MERGE_PARTS = 18, SMEM_SM = 228 << 10, SMEM_BLOCK = 227 << 10 };
 
 /* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. A warp takes 128 latents of a row; SHARE
  * warps take its parts in turn. All of a round's parts are fetched at once, before their weights are known. One block an SM:
  * a few SMs' share of the bandwidth would take longer. */
-template <int SHARE> static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __grid_constant__ DecodeP d, int N, int tiles, int lat, int items)
+template <int SHARE> static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __grid_constant__ DecodeP d, int N, int tiles, int lat, int items, int round)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(128) float4 fetched[]; /* (warp, part of the round, lane) */
@@ -20,7 +20,7 @@ template <int SHARE> static __global__ void __launch_bounds__(MERGE_WARPS * 32) 
     __shared__ uint64_t full[MERGE_WARPS];
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, each = blockDim.x / 32 / SHARE, chunks = lat / 128; /* each: items of a block */
     const uint32_t bar = smem_u32(&full[w]);
-    float4 *mine = fetched + w * MERGE_PARTS * 32;
+    float4 *mine = fetched + w * round * 32;
     uint32_t phase = 0;
     if (lane == 0) {
         mbar_init(bar, 1);
@@ -38,8 +38,8 @@ template <int SHARE> static __global__ void __launch_bounds__(MERGE_WARPS * 32) 
         const int last = any ? sp.y : -1;
         float mx = -CUDART_INF_F, sum = 0.f;
         float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-        for (int p0 = sp.x + w % SHARE; p0 <= last; p0 += MERGE_PARTS * SHARE) {
-            const int n = min((int)MERGE_PARTS, (last - p0) / SHARE + 1), p = p0 + lane * SHARE;
+        for (int p0 = sp.x + w % SHARE; p0 <= last; p0 += round * SHARE) {
+            const int n = min(round, (last - p0) / SHARE + 1), p = p0 + lane * SHARE;
             if (lane == 0) mbar_expect(bar, n * 512);
             __syncwarp();
             if (lane < n) bulk_get(smem_u32(mine + lane * 32), d.po + slot(p) * lat + chunk * 128, 512, bar);
@@ -92,7 +92,8 @@ mla_status decode_merge(const DecodeP &p, int N, int tiles, int lat, cudaStream_
     const bool share = p.parts > 20 * p.B;
     const int items = lat / 128 * p.rows * p.B * (p.H / p.Hg), spread = (items + sms - 1) / sms,
               warps = share ? (int)MERGE_SHARE : spread < MERGE_WARPS ? spread : (int)MERGE_WARPS, blocks = share ? items : (items + warps - 1) / warps;
-    const size_t need = (size_t)warps * MERGE_PARTS * 512, alone = SMEM_SM / 2;
+    const int room = (SMEM_BLOCK - 8192) / (warps * 512), round = share || room < MERGE_PARTS ? (int)MERGE_PARTS : room < 32 ? room : 32;
+    const size_t need = (size_t)warps * round * 512, alone = SMEM_SM / 2;
     const int most = need + 8192 > alone ? sms : 2 * sms; /* stand on the GPU at once */
     const auto kernel = share ? merge_parts<MERGE_SHARE> : merge_parts<1>;
     cudaLaunchAttribute early = {};
@@ -102,5 +103,5 @@ mla_status decode_merge(const DecodeP &p, int N, int tiles, int lat, cudaStream_
     cfg.gridDim = dim3((unsigned)(blocks < most ? blocks : most)), cfg.blockDim = dim3((unsigned)warps * 32);
     cfg.dynamicSmemBytes = need < alone && blocks <= sms ? alone : need, cfg.stream = stream, cfg.attrs = &early, cfg.numAttrs = 1;
     st = cu_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)cfg.dynamicSmemBytes), "decode: shared memory", err);
-    return st ? st : cu_ok(cudaLaunchKernelEx(&cfg, kernel, p, N, tiles, lat, items), "decode: merge", err);
+    return st ? st : cu_ok(cudaLaunchKernelEx(&cfg, kernel, p, N, tiles, lat, items, round), "decode: merge", err);
 }

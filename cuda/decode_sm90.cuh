@@ -36,21 +36,21 @@ struct DecodeSmem {
     __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
         : ring(0), rope(0), q(0), p(0), totals(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
     {
-        const bool trio = solo == TRIO, twin = solo == TWIN;
+        const bool trio = solo == TRIO;
         ring = 0;
         rope = ring + (uint32_t)(slots * unit);
         const bool ropes = trio && unit == BOX;
         q = rope + (ropes ? ROPES * BOX / 2 : 0);
         p = q + (uint32_t)(kboxes * N * 128);
-        totals = p + (uint32_t)(N * 128 * (trio || twin ? 2 : solo ? solo : 1));
+        totals = p + (uint32_t)(N * 128 * (trio ? 2 : solo ? solo : 1));
         ex = totals + (ropes && decode_totals(N) ? (uint32_t)N * 256 : 0);
-        red = ex + (trio ? 0 : twin ? (uint32_t)N * 128 : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
-        colscale = red + (uint32_t)(N * (trio ? 32 : twin ? 16 : solo ? 16 * solo : 32));
+        red = ex + (trio ? 0 : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
+        colscale = red + (uint32_t)(N * (trio ? 32 : solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
         note = limit + (uint32_t)N * 4;
-        top = note + (trio || twin ? 2 * decode_note(N) : 0);
-        rows = trio ? top + decode_top(N) : twin ? top : p; /* while one warpgroup of O loads queries, the other may still multiply with P */
-        bars = trio ? rows + (uint32_t)N * 8 : twin ? rows + (uint32_t)N * 4 : top;
+        top = note + (trio ? 2 * decode_note(N) : 0);
+        rows = trio ? top + decode_top(N) : p;
+        bars = trio ? rows + (uint32_t)N * 8 : top;
         bytes = bars + (uint32_t)slots * 16 + 96 + (ropes ? ROPES * 16 : 0); /* full and empty per slot; turns, exchanges, queries; rotary boxes */
     }
 };

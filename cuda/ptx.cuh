@@ -64,6 +64,14 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* The same, in its place among copies, products and barriers. */
+static __device__ __forceinline__ float exp2_here(float x)
+{
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Programmatic launches: this grid waits until the one before is complete and visible; lets the next one start. */
 static __device__ __forceinline__ void grid_wait(void)
 {
@@ -183,6 +191,13 @@ static __device__ __forceinline__ void stmatrix_trans(uint32_t addr, uint32_t v)
 static __device__ __forceinline__ void stmatrix_trans2(uint32_t addr, uint32_t v0, uint32_t v1)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(v0), "r"(v1) : "memory");
+}
+/* Four 8x8 matrices as they lie, if yes, which must be the same in all lanes; lanes 8i..8i+7 address the rows of matrix i. */
+static __device__ __forceinline__ void stmatrix4_if(uint32_t addr, uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %5, 0; @q stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};}" ::"r"(addr), "r"(v0), "r"(v1),
+                 "r"(v2), "r"(v3), "r"(yes)
+                 : "memory");
 }
 /* Four, if yes, which must be the same in all lanes; lanes 8i..8i+7 address the columns of matrix i. */
 static __device__ __forceinline__ void stmatrix_trans4_if(uint32_t addr, uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3, int yes)

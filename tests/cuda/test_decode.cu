@@ -76,7 +76,7 @@ static void shapes(void)
  * merge. Those whose number is first + i step. */
 static void every_kernel(int first, int step)
 {
-    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_gqa};
+    const DecodeKernel *lists[] = {mla_decode_k256, mla_decode_k512, mla_decode_k768, mla_decode_k1792, mla_decode_trio512, mla_decode_held512, mla_decode_gqa};
     int number = 0;
     for (const DecodeKernel *list : lists)
         for (const DecodeKernel *k = list; k->lat; k++, number++) {
@@ -117,6 +117,8 @@ static void hard_values(void)
         for (int &n : many) n += 3;
         one({"300 short, 48 rows", t, 512, 64, 1, 12, 1, 4, many, 2.f, false, 5, 1.f}, 22, 0);
         one({"300 short, 96 rows", t, 512, 64, 1, 24, 1, 4, many, 2.f, false, 5, 1.f}, 22, 0);
+        /* the last row of a kernel, and one more, over several sequences a block */
+        for (size_t H : {33, 48, 49, 64, 65, 72, 73, 96, 97}) one({"row by row", t, 512, 64, 1, H, 1, 1, {129, 1, 2500, 0, 64, 700, 63}, 2.f, H % 3 == 0, 50, 1.f}, 60 + H, 0);
         one({"one sequence, every SM", t, 512, 64, 1, 24, 1, 1, {20000}, 2.f, false, 5, 1.f}, 33, 0);
         std::vector<int> alike(128, 640); /* the plan gives each a part of its own */
         alike[77] = 601;
@@ -209,7 +211,7 @@ int main(int argc, char **argv)
         void (*run)(void);
         bool large; /* not under a checker */
     } section[] = {{"shapes", shapes, false}, {"hard", hard_values, false}, {"faults", all_planted_faults, false}, {"refusals", refusals, false}, {"pool", large_pool, true}, {"long", long_sequences, true}};
-    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 465);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_decode", 499);
     if (argc == 4 && !strcmp(argv[1], "kernels")) {
         every_kernel(atoi(argv[2]), atoi(argv[3]));
         return cut_end("cuda_decode");
