@@ -63,13 +63,11 @@ static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, 
     return !fp8 && DecodeSmem(nt, lat / 64 + rb, 6, solo, decode_unit(lat, rb), cl).bytes + 1024 <= SMEM_MAX;
 }
 
-static __host__ __device__ constexpr bool decode_trio_rows8(bool fp8, int cl) { return !fp8 && cl == 1; }
 /* Slots of a trio's ring: as many whole pages as fit. Known when it is built, so that every place is a constant. */
-static __host__ __device__ constexpr int decode_trio_slots(int lat, int N, bool fp8, int cl)
+static __host__ __device__ constexpr int decode_trio_slots(int lat, int N)
 {
-    const int unit = decode_trio_rows8(fp8, cl) ? decode_unit(lat, 1) : BOX, page = decode_trio_rows8(fp8, cl) ? 4 : lat / (fp8 ? 128 : 64);
-    const int n = (int)((SMEM_MAX - 1024 - (int)DecodeSmem(N, lat / 64 + 1, 0, TRIO, unit, cl).bytes) / (unit + 16));
-    return n - n % page;
+    const int n = (int)((SMEM_MAX - 1024 - (int)DecodeSmem(N, lat / 64 + 1, 0, TRIO).bytes) / (BOX + 16));
+    return n - n % (lat / 128);
 }
 
 #ifdef MLA_HOPPER

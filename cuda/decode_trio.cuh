@@ -1,13 +1,9 @@
-/* The trio kernel, for many query rows, or e4m3: within a block warps have three roles. Warpgroups 0 and 1 hold O, half of the block's
+/* The trio kernel (e4m3): within a block warps have three roles. Warpgroups 0 and 1 hold O, half of the block's
  * latents each; warpgroups 2 and 3 multiply keys and queries and take the softmax, every other page each; one warp copies.
  *
  * What goes to the warpgroups of O is a message: P of a page, and a note: whether the maximum moved and by which factors; or,
  * at the end of a sequence, a note of the factors that finish O. Two buffers of both; message i is warpgroup 2 + i % 2's. The
- * maximum is common to both: messages look at it, and may move it, in order.
- *
- * CL = 2: two blocks of a cluster share the pages, each with half of the latents (LAT), so the sums of S are halves, too. Each
- * block takes the softmax of half of the N columns: it gets its twin's sums for them, and sends its P to the twin. Own columns
- * lie first, so block 1 has its rows turned by N / 2; a column's maximum and total are kept in one place. */
+ * maximum is common to both: messages look at it, and may move it, in order. */
 #ifndef MLA_CUDA_DECODE_TRIO_CUH
 #define MLA_CUDA_DECODE_TRIO_CUH
 #include "cuda/decode_trio_softmax.cuh"
@@ -17,9 +13,9 @@ enum { TRIO_THREADS = 512 };
 
 #ifdef MLA_HOPPER
 /* Both roles walk over the sequences and pages of the block's part of the plan; b = -1: queries of nobody (decode_walk.cuh). */
-template <int CL, typename Role, typename F> static __device__ __forceinline__ void trio_walk(const DecodeP &d, Role &k, F pages)
+template <typename Role, typename F> static __device__ __forceinline__ void trio_walk(const DecodeP &d, Role &k, F pages)
 {
-    const int part = blockIdx.x / CL;
+    const int part = blockIdx.x;
     int2 from = make_int2(0, 0), to = from;
     for (int b = -1; b < 0 || (b <= to.x && b < d.B); b++) {
         const int len = b < 0 ? 0 : d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
@@ -34,54 +30,49 @@ template <int CL, typename Role, typename F> static __device__ __forceinline__ v
         k.begin();
         pages(len, i0, i1);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
-        k.finish(b, i0 == 0 && i1 == n, ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / CL) + part) * 2 + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == n, ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + part) * 2 + (i0 > 0 ? 0 : 1));
     }
 }
 #endif
 
-/* LAT: latents of one block. */
-template <int LAT, int N, bool FP8, int CL>
+template <int LAT, int N>
 __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
     decode_trio(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(1024) char smem_raw[];
     char *smem = smem_1024(smem_raw);
-    constexpr bool ROWS8 = decode_trio_rows8(FP8, CL);
-    constexpr int SUMS = !FP8 ? 128 : N <= 24 ? 120 : N <= 32 ? 136 : 144, SOFTMAX = !FP8 ? 96 : N <= 24 ? 104 : N <= 32 ? 88 : 80; /* registers of a thread, 96 at the start: 224 together at most */
-    constexpr int SLOTS = decode_trio_slots(LAT, N, FP8, CL);
-    const DecodeSmem sm(N, LAT / 64 + 1, SLOTS, TRIO, ROWS8 ? decode_unit(LAT, 1) : BOX, CL);
+    constexpr int SUMS = N <= 24 ? 120 : N <= 32 ? 136 : 144, SOFTMAX = N <= 24 ? 104 : N <= 32 ? 88 : 80; /* registers of a thread, 96 at the start: 224 together at most */
+    constexpr int SLOTS = decode_trio_slots(LAT, N);
+    const DecodeSmem sm(N, LAT / 64 + 1, SLOTS, TRIO);
     constexpr uint32_t base = TRIO_AT;
     if (smem_u32(smem) != TRIO_AT) __trap();
     if (threadIdx.x == 0) {
         const uint32_t bar = base + sm.bars + 16 * SLOTS;
-        const int counts[12] = {CL > 1 ? 1 : 4, CL > 1 ? 1 : 4, 8 * CL, 8 * CL, 1, 1, 1, 1, 4, 8, 8, 1}; /* as TrioRole names them */
+        const int counts[12] = {4, 4, 8, 8, 1, 1, 1, 1, 4, 8, 8, 1}; /* as TrioRole names them */
         for (int i = 0; i < 12; i++) mbar_init(bar + i * 8, counts[i]);
     }
-    if (!ROWS8 && threadIdx.x == 0)
+    if (threadIdx.x == 0)
         for (int i = 0; i < ROPES; i++) mbar_init(base + sm.bars + (2 * SLOTS + 12 + i) * 8, 1), mbar_init(base + sm.bars + (2 * SLOTS + 12 + ROPES + i) * 8, 4);
-    if (CL > 1 && threadIdx.x < 2) mbar_init(base + sm.top + N / CL * 4 + 16 + threadIdx.x * 8, 1);
-    if (threadIdx.x < (2 * decode_note(N) + decode_top(N / CL)) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
-    init_ring(base + sm.bars, SLOTS, ROWS8 ? 8 : 4);
-    if (CL > 1) cluster_sync();
+    if (threadIdx.x < (2 * decode_note(N) + decode_top(N)) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
+    init_ring(base + sm.bars, SLOTS, 4);
     if (threadIdx.x >= TRIO_THREADS) {
         regs_shrink<32>();
         grid_wait();
-        if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, FP8, 0, ROWS8, CL, !ROWS8>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, true, 0, false, 1, true>(&mc, &mr, d, base, sm);
         __syncwarp();
     } else if (threadIdx.x < 256) {
         regs_grow<SUMS>();
-        TrioSums<LAT, N, FP8, CL> k(d, smem, sm);
-        trio_walk<CL>(d, k, [&](int len, int i0, int i1) {
+        TrioSums<LAT, N> k(d, smem, sm);
+        trio_walk(d, k, [&](int len, int i0, int i1) {
             for (int i = i0; i < i1; i++) k.page(64 * i + 64 <= len);
         });
     } else {
         if constexpr (SOFTMAX > 96) regs_grow<SOFTMAX>();
         else regs_shrink<SOFTMAX>();
-        TrioSoftmax<LAT, N, FP8, CL> k(d, smem, sm);
-        trio_walk<CL>(d, k, [&](int len, int i0, int i1) { k.pages(len, i0, i1); });
+        TrioSoftmax<LAT, N> k(d, smem, sm);
+        trio_walk(d, k, [&](int len, int i0, int i1) { k.pages(len, i0, i1); });
     }
-    if (CL > 1) cluster_sync(); /* the twin may still send to this block */
 #endif
 }
 #endif

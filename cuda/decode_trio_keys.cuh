@@ -4,23 +4,16 @@
 #include "cuda/decode_trio_role.cuh"
 
 #ifdef MLA_HOPPER
-template <int LAT, int N, bool FP8, int CL> struct TrioKeys : TrioRole<LAT, N, FP8, CL> {
-    using R = TrioRole<LAT, N, FP8, CL>;
+template <int LAT, int N> struct TrioKeys : TrioRole<LAT, N> {
+    using R = TrioRole<LAT, N>;
     using typename R::RingPos;
-    using R::base, R::c, R::d, R::g, R::pos, R::rank, R::sm, R::w, R::NB, R::PER;
+    using R::base, R::c, R::d, R::g, R::pos, R::sm, R::w, R::NB;
     int mine;       /* which of the two warpgroups */
     float x[N / 2]; /* S of the page at pos */
 
     __device__ __forceinline__ TrioKeys(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : R(d_, smem_, sm_), mine(__shfl_sync(~0u, (threadIdx.x >> 7) - 2, 0)) {}
-    /* Queues S of the page at pos. */
+    /* S of the page at pos, 64 latents at a time, whose bytes are fetched two such times ahead; two sets of fragments of two k-steps. */
     __device__ __forceinline__ void multiply()
-    {
-        if constexpr (FP8) multiply_fp8();
-        else if constexpr (R::ROWS8) multiply_rows8();
-        else multiply_boxes();
-    }
-    /* 64 latents at a time, whose bytes are fetched two such times ahead; two sets of fragments of two k-steps. */
-    __device__ __forceinline__ void multiply_fp8()
     {
         const uint32_t q = wgmma_lo(base + sm.q);
         uint32_t a[2][2][4], u[2][4], v[2][4]; /* fragments; words of tokens g and g + 8 */
@@ -57,40 +50,6 @@ template <int LAT, int N, bool FP8, int CL> struct TrioKeys : TrioRole<LAT, N, F
                 if (b && h + 2 <= LAT / 64) fetch(h + 2);
             }
         wgmma_wait<0>(); /* the products read a */
-    }
-    __device__ __forceinline__ void multiply_boxes()
-    {
-        const uint32_t q = wgmma_lo(base + sm.q);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) x[i] = 0.f;
-        wgmma_pin(x);
-        wgmma_fence();
-#pragma unroll
-        for (int h = 0; h < NB; h++) {
-            const RingPos r = this->unit(h);
-            this->wait_full(r);
-            qk_bf16<N, 4>(x, wgmma_lo(this->slot_addr(r)), q + ((h * N * 128) >> 4));
-        }
-        this->wait_rope();
-        const uint32_t keys = wgmma_lo(this->rope_addr()), rq = q + ((NB * N * 128) >> 4) + rank * 4;
-#pragma unroll
-        for (int k = 0; k < 2; k++) Wgmma<N>::template ss<false, 0>(x, wgmma_narrow_at(keys, k * 32), wgmma_at(rq, k * 32));
-        wgmma_commit();
-    }
-
-    /* The ring is a whole number of pages: a page's 64 tokens lie one after the other. */
-    __device__ __forceinline__ void multiply_rows8()
-    {
-        const uint32_t q = wgmma_lo(base + sm.q), at = wgmma_lo(this->slot_addr(pos));
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) x[i] = 0.f;
-#pragma unroll
-        for (int i = 0; i < 4; i++) this->wait_full(this->unit(i));
-        wgmma_pin(x);
-        wgmma_fence();
-#pragma unroll
-        for (int h = 0; h < PER; h++) qk_bf16<N, 4, R::GROUP>(x, at + h * 64, q + ((h * N * 128) >> 4));
-        wgmma_commit();
     }
 };
 #endif

@@ -5,19 +5,18 @@
 #include "cuda/decode_trio_keys.cuh"
 
 #ifdef MLA_HOPPER
-template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N, FP8, CL> {
-    using K = TrioKeys<LAT, N, FP8, CL>;
-    using R = TrioRole<LAT, N, FP8, CL>;
-    using K::base, K::c, K::d, K::g, K::lane, K::messages, K::pos, K::rank, K::sequences, K::sm, K::smem, K::t, K::w, K::mine, K::x, K::NB, K::OWN;
-    static constexpr int NC = OWN / 4;
+template <int LAT, int N> struct TrioSoftmax : TrioKeys<LAT, N> {
+    using K = TrioKeys<LAT, N>;
+    using R = TrioRole<LAT, N>;
+    using K::base, K::c, K::d, K::g, K::lane, K::messages, K::pos, K::sequences, K::sm, K::smem, K::t, K::w, K::mine, K::x, K::NB;
+    static constexpr int NC = N / 4;
     float l[NC];
     int seen;            /* moves of the maximum that l follows */
-    uint32_t swaps, own; /* pages of the block, and of this warpgroup, so far */
 
-    __device__ __forceinline__ TrioSoftmax(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : K(d_, smem_, sm_), seen(0), swaps(0), own(0) {}
+    __device__ __forceinline__ TrioSoftmax(const DecodeP &d_, char *smem_, const DecodeSmem &sm_) : K(d_, smem_, sm_), seen(0) {}
     __device__ __forceinline__ float *top() const { return (float *)(smem + sm.top); }
-    __device__ __forceinline__ volatile int *moves() const { return (volatile int *)(smem + sm.top + OWN * 4); }
-    __device__ __forceinline__ float2 *red(int of) const { return (float2 *)(smem + sm.red) + of * OWN * 2; }
+    __device__ __forceinline__ volatile int *moves() const { return (volatile int *)(smem + sm.top + N * 4); }
+    __device__ __forceinline__ float2 *red(int of) const { return (float2 *)(smem + sm.red) + of * N * 2; }
     /* Messages get their maxima in order. Where the message before, the other warpgroup's, moved them, its factors are still in its note. */
     __device__ __forceinline__ void take_turn()
     {
@@ -26,13 +25,13 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         if (now == seen) return;
         seen = now;
 #pragma unroll
-        for (int j = 0; j < OWN / 8; j++) {
+        for (int j = 0; j < N / 8; j++) {
             const float2 y = ((const float2 *)this->note(messages - 1))[4 * j + c];
             l[2 * j] *= y.x, l[2 * j + 1] *= y.y;
         }
     }
     /* e4m3: a thread's totals lie in shared memory while it multiplies, in its registers are fragments. */
-    static constexpr bool APART = FP8 && decode_totals(N);
+    static constexpr bool APART = decode_totals(N);
     __device__ __forceinline__ float4 *totals() const { return (float4 *)(smem + sm.totals) + (threadIdx.x & 255); }
     __device__ __forceinline__ void get_totals()
     {
@@ -63,7 +62,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
 #pragma unroll 1
         for (int b = 0; b < NB; b++)
             for (int i = valid * 8 + t; i < 64 * 8; i += 128) {
-                const uint32_t at = R::ROWS8 ? this->unit(i >> 7).slot * R::UNIT + (i >> 6 & 1) * R::GROUP + b * 1024 : this->unit(b).slot * BOX + (i >> 6) * 1024;
+                const uint32_t at = this->unit(b).slot * BOX + (i >> 6) * 1024;
                 *(uint4 *)(smem + sm.ring + at + (i & 63) * 16) = make_uint4(0, 0, 0, 0);
             }
     }
@@ -73,7 +72,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
     {
         float2 *to = red(mine);
 #pragma unroll
-        for (int j = 0; j < OWN / 8; j++) {
+        for (int j = 0; j < N / 8; j++) {
             float2 y = make_float2(v[2 * j], v[2 * j + 1]);
 #pragma unroll
             for (int o = 4; o < 32; o <<= 1) {
@@ -105,52 +104,31 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         if (t == 0) *moves() = seen;
         __syncwarp();
     }
-    /* This block's half of the message is there; P: with P, whose half goes to the twin, too. */
-    template <bool P> __device__ __forceinline__ void close_message(bool flag)
+    /* The message is there. */
+    __device__ __forceinline__ void close_message(bool flag)
     {
         if (t == 0) *(int *)(this->note(messages) + R::FLAGS) = flag;
         fence_async_smem();
-        if constexpr (CL == 1) {
-            __syncwarp();
-            mbar_arrive_if(this->sent(messages), lane == 0);
-        } else {
-            bar_sync(BAR_WG + mine, 128);
-            if (t == 0) {
-                mbar_expect(this->sent(messages), (P ? OWN * 128 : 0) + R::SENT);
-                const uint32_t p = this->p_addr(messages);
-                if (P) cluster_copy(cluster_addr(p, rank ^ 1) + OWN * 128, p, OWN * 128, cluster_addr(this->sent(messages), rank ^ 1));
-            }
-            send_note();
-            __syncwarp(); /* what follows is for whole warps */
-        }
-    }
-    /* This block's half of the note to the twin, by warp 0, which wrote it. */
-    __device__ __forceinline__ void send_note()
-    {
-        if (w || lane > OWN / 4) return;
-        const char *note = this->note(messages);
-        const uint32_t from = smem_u32(note), to = cluster_addr(from, rank ^ 1), there = cluster_addr(this->sent(messages), rank ^ 1);
-        const bool last = lane == OWN / 4;
-        const float4 v = *(const float4 *)(note + (last ? R::FLAGS : lane * 16));
-        cluster_put(to + (last ? R::FLAGS + 16 : OWN * 4 + lane * 16), there, v.x, v.y, v.z, v.w);
+        __syncwarp();
+        mbar_arrive_if(this->sent(messages), lane == 0);
     }
 
     template <int M> __device__ __forceinline__ void softmax(float (&s)[M], int blk, int len, int min_limit)
     {
         float v[NC], m[NC];
         scale_columns(s, (const float *)(smem + sm.colscale), c);
-        if (blk * 64 + 64 > min_limit) mask_columns(s, (const int *)(smem + sm.limit), c, blk * 64 + 16 * w + (FP8 ? tok8(g) : g));
+        if (blk * 64 + 64 > min_limit) mask_columns(s, (const int *)(smem + sm.limit), c, blk * 64 + 16 * w + tok8(g));
         mbar_wait(this->used(messages), ((messages >> 1) & 1) ^ 1);
         get_totals();
         take_turn();
 #pragma unroll
-        for (int j = 0; j < OWN / 8; j++) {
+        for (int j = 0; j < N / 8; j++) {
             const float2 y = ((const float2 *)top())[4 * j + c];
             m[2 * j] = y.x, m[2 * j + 1] = y.y;
         }
         bool beyond = false; /* the running maximum only has to keep exp2 in range */
 #pragma unroll
-        for (int j = 0; j < OWN / 8; j++) {
+        for (int j = 0; j < N / 8; j++) {
             v[2 * j] = fmaxf(s[4 * j], s[4 * j + 2]), v[2 * j + 1] = fmaxf(s[4 * j + 1], s[4 * j + 3]);
             beyond |= v[2 * j] > m[2 * j] + 8.f || v[2 * j + 1] > m[2 * j + 1] + 8.f;
         }
@@ -170,17 +148,9 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         const int r8 = lane & 7, hi = (lane >> 3) & 1;
         const uint32_t row = this->p_addr(messages) + r8 * 128 + (((2 * w + hi) ^ r8) << 4);
 #pragma unroll
-        for (int j = 0; j < OWN / 8; j++)
-            stmatrix_trans2(row + 8 * j * 128, pack2<FP8>(s[4 * j], s[4 * j + 1]), pack2<FP8>(s[4 * j + 2], s[4 * j + 3]));
-        close_message<true>(moved);
-    }
-
-    /* The twin has read the sums before. In turns: a parity tells two pages apart, not three. */
-    __device__ __forceinline__ void take_room() const
-    {
-        mbar_wait(this->room_turn(mine), ((messages >> 1) + mine + 1) & 1);
-        if (swaps) mbar_wait(this->room(), (swaps - 1) & 1);
-        mbar_arrive_if(this->room_turn(mine ^ 1), t == 0);
+        for (int j = 0; j < N / 8; j++)
+            stmatrix_trans2(row + 8 * j * 128, pack2<true>(s[4 * j], s[4 * j + 1]), pack2<true>(s[4 * j + 2], s[4 * j + 3]));
+        close_message(moved);
     }
 
     /* The page at pos, the blk-th of its sequence. */
@@ -189,33 +159,13 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         this->multiply();
         wgmma_wait<0>();
         wgmma_pin(x);
-        if (!R::ROWS8) this->release_rope();
-        if constexpr (CL == 1) {
-            softmax(x, blk, len, min_limit);
-        } else {
-            take_room();
-            if (t == 0) mbar_expect(this->sums(mine), OWN * 256);
-            __syncwarp();
-            const uint32_t ex = base + sm.ex + t * 16, there = cluster_addr(ex, rank ^ 1), bar = cluster_addr(this->sums(mine), rank ^ 1);
-            float s[OWN / 2];
-#pragma unroll
-            for (int i = 0; i < OWN / 8; i++) cluster_put(there + i * 2048, bar, x[OWN / 2 + 4 * i], x[OWN / 2 + 4 * i + 1], x[OWN / 2 + 4 * i + 2], x[OWN / 2 + 4 * i + 3]);
-            mbar_wait(this->sums(mine), own++ & 1);
-#pragma unroll
-            for (int i = 0; i < OWN / 8; i++) {
-                float4 v;
-                asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(ex + i * 2048) : "memory");
-                s[4 * i] = x[4 * i] + v.x, s[4 * i + 1] = x[4 * i + 1] + v.y, s[4 * i + 2] = x[4 * i + 2] + v.z, s[4 * i + 3] = x[4 * i + 3] + v.w;
-            }
-            __syncwarp();
-            cluster_arrive_if(cluster_addr(this->room(), rank ^ 1), lane == 0);
-            softmax(s, blk, len, min_limit);
-        }
+        this->release_rope();
+        softmax(x, blk, len, min_limit);
     }
     /* Pages [i0, i1) of a sequence: every other message is this warpgroup's. */
     __device__ __forceinline__ void pages(int len, int i0, int i1)
     {
-        for (int i = i0; i < i1; i++, messages++, swaps++) {
+        for (int i = i0; i < i1; i++, messages++) {
             if ((messages & 1) == (uint32_t)mine) page(i, len, len - d.s_q + 1);
             this->next_page();
             this->rope = this->rope.at(1, ROPES);
@@ -231,12 +181,11 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         bar_sync(BAR_WG + mine, 128); /* nobody reads what the last maximum was made of */
         column_reduce<false>(l);
         if (closes) {
-            if (CL > 1) take_room();
             bar_sync(BAR_TOTALS, 256);
             mbar_wait(this->used(messages), ((messages >> 1) & 1) ^ 1);
-            if (t < OWN) close(b, whole, part_slot);
+            if (t < N) close(b, whole, part_slot);
             if (t == 0) *moves() = seen + 1;
-            close_message<false>(true);
+            close_message(true);
             bar_sync(BAR_WG + mine, 128); /* the maxima are reset */
             pass_turn();
         } else
@@ -246,7 +195,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSoftmax : TrioKeys<LAT, N
         __syncwarp();
         mbar_arrive_if(this->q_free(), lane == 0);
     }
-    /* Thread t: own column t. */
+    /* Thread t: column t. */
     __device__ __forceinline__ void close(int b, bool whole, int part_slot)
     {
         const int row = this->row_of(t);

@@ -4,10 +4,10 @@
 #include "cuda/decode_trio_role.cuh"
 
 #ifdef MLA_HOPPER
-template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, FP8, CL> {
-    using R = TrioRole<LAT, N, FP8, CL>;
+template <int LAT, int N> struct TrioSums : TrioRole<LAT, N> {
+    using R = TrioRole<LAT, N>;
     using typename R::RingPos;
-    using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::rank, R::sequences, R::sm, R::smem, R::w, R::NB, R::OWN, R::PER;
+    using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::sequences, R::sm, R::smem, R::w, R::NB;
     static constexpr int TILES = LAT / 128;
     float acc[TILES][N / 2];
     uint32_t a[2][2][4], v[2][4]; /* e4m3: sets of fragments */
@@ -29,9 +29,9 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         const uint32_t boxes = d.maps ? this->q_boxes() : 0;
         if (boxes && b < 0) return;
         if (b >= 0) mbar_wait(this->q_free(), (sequences & 1) ^ 1);
-        if (boxes && threadIdx.x == 0) fetch_q<LAT, N, 1, CL>(d, base + sm.q, boxes, b, rank * LAT, rank);
+        if (boxes && threadIdx.x == 0) fetch_q<LAT, N, 1>(d, base + sm.q, boxes, b, 0);
         __syncwarp();
-        load_q<LAT, N, 1, FP8, 8>(d, smem, sm, b, len, rank * LAT, rank * OWN, boxes, sequences & 1);
+        load_q<LAT, N, 1, true, 8>(d, smem, sm, b, len, 0, 0, boxes, sequences & 1);
         sequences += b >= 0;
         fence_async_smem();
         __syncwarp();
@@ -41,7 +41,6 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     {
         __syncwarp();
         mbar_arrive_if(this->used(messages), lane == 0);
-        if (CL > 1) cluster_arrive_if(cluster_addr(this->used(messages), rank ^ 1), lane == 0);
         messages++;
     }
     /* Bytes of a box of 128 latents for k-step ks (16 tokens, in the order of tok8): two latents of two tokens a word. */
@@ -70,16 +69,14 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     }
     __device__ __forceinline__ void page(bool whole)
     {
-        if (FP8 && whole) prepare();
+        if (whole) prepare();
         this->wait_sent(messages);
-        if (FP8 && !whole) prepare();
+        if (!whole) prepare();
         const char *note = this->note(messages);
-        const int own = *(const int *)(note + R::FLAGS), twin = *(const int *)(note + R::FLAGS + 16);
-        if (own | (CL > 1 ? twin : 0))
+        if (*(const int *)(note + R::FLAGS))
 #pragma unroll
             for (int j = 0; j < N / 8; j++) {
-                float2 k = ((const float2 *)note)[4 * j + c];
-                if (!(j < OWN / 8 ? own : twin)) k = make_float2(1.f, 1.f);
+                const float2 k = ((const float2 *)note)[4 * j + c];
 #pragma unroll
                 for (int i = 0; i < TILES; i++) acc[i][4 * j] *= k.x, acc[i][4 * j + 1] *= k.y, acc[i][4 * j + 2] *= k.x, acc[i][4 * j + 3] *= k.y;
             }
@@ -87,13 +84,11 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         for (int i = 0; i < TILES; i++) wgmma_pin(acc[i]);
         wgmma_fence();
         const uint32_t p = wgmma_lo(this->p_addr(messages));
-        if constexpr (FP8) add_fp8(p);
-        else if constexpr (R::ROWS8) add_rows8(p);
-        else add_boxes(p);
+        add(p);
         used_message();
         this->next_page();
     }
-    __device__ __forceinline__ void add_fp8(uint32_t p)
+    __device__ __forceinline__ void add(uint32_t p)
     {
 #pragma unroll
         for (int i = 0; i < TILES / 2; i++) {
@@ -115,42 +110,6 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
         }
         wgmma_wait<0>();
     }
-    __device__ __forceinline__ void add_rows8(uint32_t p)
-    {
-#pragma unroll
-        for (int ks = 0; ks < 4; ks++) { /* slots are released one by one */
-            const RingPos r = this->unit(ks);
-            this->wait_full(r);
-            const uint32_t at = wgmma_lo(this->slot_addr(r));
-#pragma unroll
-            for (int i = 0; i < TILES; i++) Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at<R::GROUP>(at, (half * TILES + i) * 1024), wgmma_at(p, ks * 32));
-            wgmma_commit();
-            if (ks) {
-                wgmma_wait<1>();
-                this->release(this->unit(ks - 1));
-            }
-        }
-        wgmma_wait<0>();
-        this->release(this->unit(3));
-    }
-    __device__ __forceinline__ void add_boxes(uint32_t p)
-    {
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const RingPos r = this->unit(half * TILES + i);
-            this->wait_full(r);
-            const uint32_t at = wgmma_lo(this->slot_addr(r));
-#pragma unroll
-            for (int ks = 0; ks < 4; ks++) Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at(at, ks * 2048), wgmma_at(p, ks * 32));
-            wgmma_commit();
-            if (i) {
-                wgmma_wait<1>();
-                this->release(this->unit(half * TILES + i - 1));
-            }
-        }
-        wgmma_wait<0>();
-        this->release(this->unit(half * TILES + TILES - 1));
-    }
     /* Short code: it runs once a sequence, from a cold instruction cache. */
     __device__ __forceinline__ void finish(int b, bool whole, int part_slot)
     {
@@ -159,7 +118,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
             const int row = this->row_of(threadIdx.x);
             rows[threadIdx.x] = row >= d.rows ? -1
                                 : whole       ? b * d.o.b + row / d.Hg * d.o.t + (blockIdx.z * d.Hg + row % d.Hg) * d.o.h
-                                              : ((long long)part_slot * N + (row - blockIdx.y * N)) * (CL * LAT);
+                                              : ((long long)part_slot * N + (row - blockIdx.y * N)) * LAT;
         }
         bar_sync(BAR_ALL, 256);
         this->wait_sent(messages);
@@ -172,7 +131,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
     {
         const long long *rows = (const long long *)(smem + sm.rows);
         const float *note = (const float *)this->note(messages);
-        to += (rank * LAT + half * (LAT / 2) + (FP8 ? 32 * w + 2 * g : 16 * w + g)) * (F32 ? 4 : 2);
+        to += (half * (LAT / 2) + 32 * w + 2 * g) * (F32 ? 4 : 2);
 #pragma unroll
         for (int k = 0; k < N / 4; k++) {
             const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1);
@@ -185,7 +144,7 @@ template <int LAT, int N, bool FP8, int CL> struct TrioSums : TrioRole<LAT, N, F
 #pragma unroll
                 for (int hi = 0; hi < 2; hi++) {
                     const float y = acc[i][e + 2 * hi] * f;
-                    const int j = FP8 ? 128 * (i >> 1) + 16 * (i & 1) + hi : 64 * i + 8 * hi; /* e4m3: two latents side by side */
+                    const int j = 128 * (i >> 1) + 16 * (i & 1) + hi; /* two latents side by side */
                     if (F32) ((float *)row)[j] = y;
                     else ((__nv_bfloat16 *)row)[j] = __float2bfloat16_rn(y);
                 }
