@@ -172,11 +172,6 @@ template <uint32_t GROUP = 1024> static __device__ __forceinline__ uint64_t wgmm
 {
     return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x40000000u | GROUP >> 4) << 32);
 }
-/* K-major with rows of 64 bytes, swizzled by 64. */
-static __device__ __forceinline__ uint64_t wgmma_narrow_at(uint32_t lo, uint32_t bytes)
-{
-    return (uint64_t)(lo + (bytes >> 4)) | ((uint64_t)(0x80000000u | 512 >> 4) << 32);
-}
 /* M-major operands wider than 64: the next 64 columns are `next` bytes further. */
 static __device__ __forceinline__ uint64_t wgmma_wide_at(uint32_t lo, uint32_t next)
 {
@@ -237,11 +232,6 @@ static __device__ __forceinline__ void cluster_put(uint32_t addr, uint32_t bar, 
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(addr), "r"(bar),
                  "f"(x), "f"(y), "f"(z), "f"(w)
                  : "memory");
-}
-/* Contiguous bytes (a multiple of 16) of this block into another block's shared memory, counted by its mbarrier. */
-static __device__ __forceinline__ void cluster_copy(uint32_t addr, uint32_t from, uint32_t bytes, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(addr), "r"(from), "r"(bytes), "r"(bar) : "memory");
 }
 /* Arrives on another block's mbarrier (by cluster_addr). Releasing to the cluster would be a fence of 2000 clocks: what is
  * announced here are reads, and they are done. */
