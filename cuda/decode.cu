@@ -127,15 +127,16 @@ extern "C" mla_status mla_decode_plan(const mla_decode *d, void *stream, mla_err
 }
 
 /* (pages, 64, row) with boxes of 64 tokens x `box` elements; groups: instead (pages, groups of 64 elements, 64, row) with
- * boxes of 8 tokens x all groups. */
+ * boxes of 8 tokens x all groups, eights 2: of 16 tokens, 8 and then 8. */
 static mla_status tensor_map(CUtensorMap *m, const mla_decode *d, const mla_decode_part *part, unsigned box, bool swizzle,
-                             size_t groups, mla_err *err)
+                             size_t groups, int eights, mla_err *err)
 {
     const size_t el = d->cache == MLA_BF16 ? 2 : 1;
     const uint64_t row = (uint64_t)part->stride, page = row * el * MLA_DECODE_PAGE;
     TensorBox b = {3, (int)el, {row, MLA_DECODE_PAGE, d->pages}, {row * el, page}, {box, MLA_DECODE_PAGE, 1}, swizzle, true};
     if (groups)
         b = TensorBox{4, (int)el, {row, MLA_DECODE_PAGE, groups, d->pages}, {row * el, 64 * el, page}, {box, 8, (uint32_t)groups, 1}, swizzle, true};
+    if (eights == 2) b = TensorBox{5, (int)el, {row, 8, groups, 8, d->pages}, {row * el, 64 * el, 8 * row * el, page}, {box, 8, (uint32_t)groups, 2, 1}, swizzle, true};
     return tensor_box_map(m, part->base, &b, "decode", err);
 }
 
@@ -202,9 +203,10 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     p.po = (float *)(ws + w.po), p.plse = (float *)(ws + w.plse);
     CUtensorMap mc = {}, mr = {};
     const bool fp8 = d->cache == MLA_F8_E4M3;
-    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 / (size_t)c.k->cl : 0, err);
-    if (!st && !c.k->wgs) st = tensor_map(&mr, d, &d->v, 64, true, 0, err);
-    if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, c.rows8 ? (size_t)c.k->rb : 0, err);
+    p.joined = c.rows8 && c.k->cl == 1 && d->groups == 1 && d->rope && d->r.base == d->c.base && d->r.stride == d->c.stride && d->r.col == d->c.col + (int64_t)d->lat;
+    st = tensor_map(&mc, d, &d->c, fp8 ? 128 : 64, true, c.rows8 ? d->lat / 64 / (size_t)c.k->cl + (p.joined ? (size_t)c.k->rb : 0) : 0, p.joined ? 2 : 1, err);
+    if (!st && !c.k->wgs) st = tensor_map(&mr, d, &d->v, 64, true, 0, 1, err);
+    if (!st && d->rope) st = tensor_map(&mr, d, &d->r, 64, !fp8, c.rows8 ? (size_t)c.k->rb : 0, 1, err);
     if (st) return st;
     st = cu_ok(cudaFuncSetAttribute(c.k->fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.smem), "decode: shared memory", err);
     if (st) return st;

@@ -27,6 +27,7 @@ struct DecodeP {
     float *lse;
     float scale;                    /* softmax scale * k_scale * log2(e) */
     float rope_ratio, out_scale;    /* kr_scale / k_scale folded into q2; k_scale of the output */
+    bool joined;                    /* bf16: latents and rotary keys are neighbours: a box is 16 tokens of both */
     bool maps;                      /* queries come by q_map and q2_map: boxes of 64 values x the rows of a tile */
     CUtensorMap q_map, q2_map;
     float *po, *plse;               /* partial outputs (slot, N, lat), their log2-sum-exp (slot, N) */

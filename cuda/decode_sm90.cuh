@@ -55,8 +55,8 @@ struct DecodeSmem {
     }
 };
 
-/* bf16 pages in memory order: a slot of the ring holds 16 tokens (one warp's share of a page's keys), fetched 8 at a time
- * (each a contiguous piece of the pool), so 8-row groups lie a whole row of boxes apart. Needs a page and a half. */
+/* bf16 pages in memory order: a slot of the ring holds 16 tokens (one warp's share of a page's keys), fetched 8 at a time, so 8-row
+ * groups lie a whole row of boxes apart; at once where rotary keys lie behind the latents. Needs a page and a half. */
 static __host__ __device__ constexpr int decode_unit(int lat, int rb) { return (lat / 64 + rb) * 2048; }
 static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, int solo, bool fp8, int cl)
 {
@@ -347,7 +347,8 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                     if (lane == 0) {
                         mbar_wait(empty + slot * 8, phase ^ 1);
                         mbar_expect(bar, decode_unit(LAT, RB));
-                        for (int g = 0; g < 2; g++) {
+                        if (d.joined) tma_box5(at, mc, bar, policy, col, 0, 0, 2 * x, page); /* a thread issues a box in 60 ns */
+                        for (int g = 0; g < 2 && !d.joined; g++) {
                             tma_box4(at + g * (NB + RB) * 1024, mc, bar, policy, col, 16 * x + 8 * g, 0, page);
                             if (RB) tma_box4(at + (g * (NB + RB) + NB) * 1024, mr, bar, policy, d.rope_col, 16 * x + 8 * g, 0, page);
                         }

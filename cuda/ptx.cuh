@@ -111,6 +111,13 @@ static __device__ __forceinline__ void tma_box4(uint32_t dst, const CUtensorMap 
                  "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
+static __device__ __forceinline__ void tma_box5(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x, int y, int z, int v, int w)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(dst),
+                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(v), "r"(w)
+                 : "memory");
+}
 /* The same of a 3-dimensional map, kept in L2 as usual. */
 static __device__ __forceinline__ void tma_box_keep(uint32_t dst, const CUtensorMap *map, uint32_t bar, int x, int y, int z)
 {

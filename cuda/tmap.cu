@@ -25,7 +25,7 @@ static mla_status entry_point(encode_fn *fn, const char *what, mla_err *err)
 mla_status tensor_box_map(CUtensorMap *m, const void *base, const TensorBox *b, const char *what, mla_err *err)
 {
     encode_fn encode = NULL;
-    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     mla_status st = entry_point(&encode, what, err);
     if (st) return st;
     const CUresult r = encode(m, b->elem == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, (cuuint32_t)b->rank, (void *)base,

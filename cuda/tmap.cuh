@@ -10,8 +10,8 @@
 /* Elements along each dimension, the innermost first; bytes between steps of dimensions 1, 2, ..; the box of one copy. */
 struct TensorBox {
     int rank, elem;          /* elem: 2 = bf16, 1 = bytes */
-    uint64_t dims[4], strides[3];
-    uint32_t box[4];
+    uint64_t dims[5], strides[4];
+    uint32_t box[5];
     bool swizzle;            /* by the box's own rows of 128 or 64 bytes, or none */
     bool stream;             /* read once: L2 fetches 128 bytes at a time; otherwise 256. Measured: 4.40 against 4.09 TB/s */
 };
