@@ -2,6 +2,7 @@
  * do not come by copies are put into the ring here. */
 #ifndef MLA_CUDA_DECODE_HELD_SUMS_CUH
 #define MLA_CUDA_DECODE_HELD_SUMS_CUH
+#include "cuda/decode_columns.cuh"
 #include "cuda/decode_held_role.cuh"
 
 #ifdef MLA_HOPPER
@@ -117,25 +118,8 @@ template <int N> struct HeldSums : HeldRole<N> {
     }
     template <bool F32> __device__ __forceinline__ void write(char *to)
     {
-        const long long *rows = (const long long *)(smem + R::sm().rows);
-        const float *note = this->note();
         to += (64 * half + 16 * w + g) * (F32 ? 4 : 2);
-#pragma unroll
-        for (int k = 0; k < N / 4; k++) {
-            const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1);
-            const long long at = rows[n];
-            const float f = note[n];
-            if (at < 0) continue;
-            char *row = to + at * (F32 ? 4 : 2);
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++) {
-                    const float y = acc[i][e + 2 * hi] * f;
-                    if (F32) ((float *)row)[128 * i + 8 * hi] = y;
-                    else ((__nv_bfloat16 *)row)[128 * i + 8 * hi] = __float2bfloat16_rn(y);
-                }
-        }
+        write_columns<F32, N>(acc, to, (const long long *)(smem + R::sm().rows), this->note(), c, [](int i, int hi) { return 128 * i + 8 * hi; });
     }
 };
 #endif

@@ -1,5 +1,5 @@
-/* Trio kernel, a warpgroup of S and the softmax: multiplies keys and queries, exchanges sums with its twin in a cluster, keeps
- * totals and with its neighbour maxima, sends messages (decode_trio.cuh) to the warpgroups of O. */
+/* Trio kernel, a warpgroup of S and the softmax: multiplies keys and queries, keeps totals and with its neighbour maxima, sends
+ * messages (decode_trio.cuh) to the warpgroups of O. */
 #ifndef MLA_CUDA_DECODE_TRIO_SOFTMAX_CUH
 #define MLA_CUDA_DECODE_TRIO_SOFTMAX_CUH
 #include "cuda/decode_trio_keys.cuh"

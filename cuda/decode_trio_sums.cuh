@@ -1,6 +1,7 @@
 /* Trio kernel, a warpgroup of O: loads queries with its neighbour, adds P V page by page, writes what comes of a sequence. */
 #ifndef MLA_CUDA_DECODE_TRIO_SUMS_CUH
 #define MLA_CUDA_DECODE_TRIO_SUMS_CUH
+#include "cuda/decode_columns.cuh"
 #include "cuda/decode_trio_role.cuh"
 
 #ifdef MLA_HOPPER
@@ -129,26 +130,8 @@ template <int LAT, int N> struct TrioSums : TrioRole<LAT, N> {
     }
     template <bool F32> __device__ __forceinline__ void write(char *to)
     {
-        const long long *rows = (const long long *)(smem + sm.rows);
-        const float *note = (const float *)this->note(messages);
         to += (half * (LAT / 2) + 32 * w + 2 * g) * (F32 ? 4 : 2);
-#pragma unroll
-        for (int k = 0; k < N / 4; k++) {
-            const int e = 4 * (k >> 1) + (k & 1), n = 8 * (k >> 1) + 2 * c + (k & 1);
-            const long long at = rows[n];
-            const float f = note[n];
-            if (at < 0) continue;
-            char *row = to + at * (F32 ? 4 : 2);
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++) {
-                    const float y = acc[i][e + 2 * hi] * f;
-                    const int j = 128 * (i >> 1) + 16 * (i & 1) + hi; /* two latents side by side */
-                    if (F32) ((float *)row)[j] = y;
-                    else ((__nv_bfloat16 *)row)[j] = __float2bfloat16_rn(y);
-                }
-        }
+        write_columns<F32, N>(acc, to, (const long long *)(smem + sm.rows), (const float *)this->note(messages), c, [](int i, int hi) { return 128 * (i >> 1) + 16 * (i & 1) + hi; }); /* two latents side by side */
     }
 };
 #endif

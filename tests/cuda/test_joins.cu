@@ -5,6 +5,21 @@
 
 enum { D = 512, I = 320 };
 
+/* result(f): the same numbers everywhere, then f, then all that is there. Operations one by one, and twice a replay of them. */
+static void twice_replayed(const std::string &what, const std::function<void()> &run, const std::function<Vec(const std::function<void()> &)> &result)
+{
+    const Vec plain = result(run);
+    mla_tape *tape = NULL;
+    OK(gpu->ops->record(gpu, &err));
+    run();
+    OK(gpu->ops->record_end(gpu, &tape, &err));
+    for (int i = 0; i < 2; i++) {
+        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
+        cut_check(r.size() == plain.size() && !memcmp(r.data(), plain.data(), r.size() * 4), what.c_str());
+    }
+    gpu->ops->tape_free(gpu, tape);
+}
+
 /* Linear layers one after the other, more than one launch takes, with the norms, sums, biases and gates they may have: replayed twice
  * the bits of operation by operation. */
 static void joined(size_t T)
@@ -36,16 +51,7 @@ static void joined(size_t T)
         }
         return all;
     };
-    const Vec plain = result(run);
-    mla_tape *tape = NULL;
-    OK(gpu->ops->record(gpu, &err));
-    run();
-    OK(gpu->ops->record_end(gpu, &tape, &err));
-    for (int i = 0; i < 2; i++) {
-        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
-        cut_check(r.size() == plain.size() && !memcmp(r.data(), plain.data(), r.size() * 4), "layers joined by a recording differ from the same one by one");
-    }
-    gpu->ops->tape_free(gpu, tape);
+    twice_replayed("layers joined by a recording differ from the same one by one", run, result);
     for (mla_weight *w : {gate, up, down, odd}) gpu->ops->weight_free(gpu, w);
 }
 
@@ -79,7 +85,7 @@ static void behind(void)
         {"kv_read", [&] { mla_kv_read_args a = {{y, NULL, 1, D, 0, 0, MLA_F32, 1.f}, z, D, 0, T, D}; return ops()->kv_read(gpu, &a, &err); }},
         {"conv", [&] { mla_conv_args a = {z, y, u, mla_at(u, 4 * 100), T, 100, 4}; return ops()->conv(gpu, &a, &err); }},
         {"gram", [&] { mla_gram_args a = {sums, NULL, y, D, T, D, NULL, NULL, false}; return ops()->gram(gpu, &a, &err); }},
-        {"gated_change", [&] { mla_change_args a = {y, z, u, D, D / 4, T, 4, D / 4, sums}; return ops()->gated_change(gpu, &a, &err); }},
+        {"gated_change", [&] { mla_change_args a = {y, z, u, D, D / 4, T, 4, D / 4, sums, NULL, false}; return ops()->gated_change(gpu, &a, &err); }},
         {"product", [&] { mla_product_args a = {}; a.tb = true, a.M = a.N = T, a.K = D, a.count = 1, a.alpha = 1.f, a.a = y, a.b = u, a.c = z, a.lda = a.ldb = a.ldc = D;
              return ops()->fit->product(gpu, &a, &err); }},
         {"spread", [&] { mla_spread_args a = {}; a.y = z, a.x[0] = y, a.rows[0] = 1, a.parts = 1, a.n[0] = T, a.n[1] = 1, a.n[2] = D, a.ys[0] = a.xs[0] = D, a.ys[2] = a.xs[2] = 1;
@@ -108,16 +114,7 @@ static void behind(void)
             OK(gpu->ops->linear(gpu, w, &a, &err));
             if (k.run() != MLA_OK) fprintf(stderr, "%s: %s\n", k.name, err.msg), exit(3);
         };
-        const Vec plain = result(run);
-        mla_tape *tape = NULL;
-        OK(gpu->ops->record(gpu, &err));
-        run();
-        OK(gpu->ops->record_end(gpu, &tape, &err));
-        for (int i = 0; i < 2; i++) {
-            const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
-            cut_check(!memcmp(r.data(), plain.data(), r.size() * 4), (std::string(k.name) + " behind a layer that waits").c_str());
-        }
-        gpu->ops->tape_free(gpu, tape);
+        twice_replayed(std::string(k.name) + " behind a layer that waits", run, result);
     }
     gpu->ops->weight_free(gpu, w);
 }
@@ -147,16 +144,7 @@ static void mixed(size_t T, int alias)
         }
         return r;
     };
-    const Vec plain = result(run);
-    mla_tape *tape = NULL;
-    OK(gpu->ops->record(gpu, &err));
-    run();
-    OK(gpu->ops->record_end(gpu, &tape, &err));
-    for (int i = 0; i < 2; i++) {
-        const Vec r = result([&] { OK(gpu->ops->replay(gpu, tape, &err)); });
-        cut_check(!memcmp(r.data(), plain.data(), r.size() * 4), ("a joined mixer's results, " + std::to_string(T) + " tokens, alias " + std::to_string(alias)).c_str());
-    }
-    gpu->ops->tape_free(gpu, tape);
+    twice_replayed("a joined mixer's results, " + std::to_string(T) + " tokens, alias " + std::to_string(alias), run, result);
 }
 
 /* Each of these needs the host; the recording that met one is void, the backend goes on. */

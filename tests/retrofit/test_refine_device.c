@@ -28,43 +28,49 @@ START_TEST(a_device_computes_what_the_host_does)
 }
 END_TEST
 
-START_TEST(a_refinement_there_reaches_the_same_loss)
-{
+typedef struct {
     mla_model *m;
     mla_backend *be;
     mla_backend_ops ops;
     mla_pool *pool;
+    char *dir;
+} lab;
+
+static void open_lab(lab *l)
+{
     mla_err err;
-    char *dir = mla_test_tmpdir();
-    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
-    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
-    ck_ok(mla_pool_new(&pool, 2, &err));
-    lend(be, &ops);
-    ck_ok(local_refine_both(be, m, pool, dir, tell, &err));
-    mla_pool_free(pool);
-    mla_backend_close(be);
-    mla_model_close(m);
-    mla_free(dir);
+    l->dir = mla_test_tmpdir();
+    ck_ok(mla_model_open(&l->m, mla_fixture("tiny-hybrid"), &err));
+    ck_ok(mla_backend_open(&l->be, &(mla_backend_opts){.threads = 2}, &err));
+    ck_ok(mla_pool_new(&l->pool, 2, &err));
+    lend(l->be, &l->ops);
+}
+
+static void close_lab(lab *l)
+{
+    mla_pool_free(l->pool);
+    mla_backend_close(l->be);
+    mla_model_close(l->m);
+    mla_free(l->dir);
+}
+
+START_TEST(a_refinement_there_reaches_the_same_loss)
+{
+    lab l;
+    mla_err err;
+    open_lab(&l);
+    ck_ok(local_refine_both(l.be, l.m, l.pool, l.dir, tell, &err));
+    close_lab(&l);
 }
 END_TEST
 
 START_TEST(rows_are_the_same_wherever_they_are_kept)
 {
-    mla_model *m;
-    mla_backend *be;
-    mla_backend_ops ops;
-    mla_pool *pool;
+    lab l;
     mla_err err;
-    char *dir = mla_test_tmpdir();
-    ck_ok(mla_model_open(&m, mla_fixture("tiny-hybrid"), &err));
-    ck_ok(mla_backend_open(&be, &(mla_backend_opts){.threads = 2}, &err));
-    ck_ok(mla_pool_new(&pool, 2, &err));
-    lend(be, &ops);
-    for (size_t i = 0; i < RECORD_CASES; i++) ck_ok(local_record(be, m, pool, dir, RECORD_CASE[i].layout, RECORD_CASE[i].groups, tell, &err));
-    mla_pool_free(pool);
-    mla_backend_close(be);
-    mla_model_close(m);
-    mla_free(dir);
+    open_lab(&l);
+    for (size_t i = 0; i < RECORD_CASES; i++) ck_ok(local_record(l.be, l.m, l.pool, l.dir, RECORD_CASE[i].layout, RECORD_CASE[i].groups, tell, &err));
+    close_lab(&l);
 }
 END_TEST
 
