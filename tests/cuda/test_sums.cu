@@ -44,7 +44,7 @@ static double change_of(mla_backend *be, size_t T, size_t H, size_t d, bool gate
         if (i % ld >= H * gh || i % ld % gh >= d) gate[i] = POISON;
     double sum = 0.25;
     Mem A(be, normals(n, 41)), B(be, normals(n, 42)), G(be, gate), S(be, &sum, sizeof sum);
-    const mla_change_args a = {A, B, gated ? (mla_mem *)G : NULL, ld, gh, T, H, d, S};
+    const mla_change_args a = {A, B, gated ? (mla_mem *)G : NULL, ld, gh, T, H, d, S, NULL, false};
     OK(be->ops->gated_change(be, &a, &err));
     OK(be->ops->download(be, &sum, S, sizeof sum, &err));
     return sum;
