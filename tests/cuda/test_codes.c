@@ -18,6 +18,16 @@
 #include "tensor/fp.h"
 #include "packed.h"
 
+/* Columns [i0, i0 + T) of w, one after the other (T, out), as products of tokens that are 1 in one place; caller frees. */
+static float *columns(mla_backend *be, const mla_weight *w, size_t out, size_t in, size_t i0, size_t T)
+{
+    float *x = mla_alloc(T, in, sizeof *x);
+    for (size_t t = 0; t < T; t++) x[t * in + i0 + t] = 1;
+    float *y = product(be, w, x, T, in, out);
+    mla_free(x);
+    return y;
+}
+
 /* Every number of w (under a checker those of the first two and the last calls) by tokens that are 1 in one place, `at_once` of them a
  * call; rounded: to bf16. */
 static bool reads_back(const mla_weight *w, const float *want, size_t out, size_t in, size_t at_once, bool rounded)
@@ -26,15 +36,13 @@ static bool reads_back(const mla_weight *w, const float *want, size_t out, size_
     for (size_t i0 = 0; i0 < in; i0 += at_once) {
         size_t T = in - i0 < at_once ? in - i0 : at_once;
         if (cut_small() && i0 >= 2 * at_once && i0 + at_once < in) continue;
-        float *x = mla_alloc(T, in, sizeof *x);
-        for (size_t t = 0; t < T; t++) x[t * in + i0 + t] = 1;
-        float *y = product(gpu, w, x, T, in, out);
+        float *y = columns(gpu, w, out, in, i0, T);
         for (size_t t = 0; t < T; t++)
             for (size_t o = 0; o < out; o++) {
                 float v = want[o * in + i0 + t];
                 same &= y[t * out + o] == (rounded ? mla_bf16_f32(mla_f32_bf16(v)) : v);
             }
-        mla_free(x), mla_free(y);
+        mla_free(y);
     }
     return same;
 }
@@ -94,12 +102,10 @@ static double apart(const mla_weight *w, const float *want, size_t out, size_t i
     for (size_t i0 = 0; i0 < in; i0 += at_once) {
         size_t T = in - i0 < at_once ? in - i0 : at_once;
         if (cut_small() && i0 >= 2 * at_once && i0 + at_once < in) continue;
-        float *x = mla_alloc(T, in, sizeof *x);
-        for (size_t t = 0; t < T; t++) x[t * in + i0 + t] = 1;
-        float *y = product(gpu, w, x, T, in, out);
+        float *y = columns(gpu, w, out, in, i0, T);
         for (size_t t = 0; t < T; t++)
             for (size_t o = 0; o < out; o++) d += pow((double)y[t * out + o] - (double)want[o * in + i0 + t], 2), all += pow(want[o * in + i0 + t], 2);
-        mla_free(x), mla_free(y);
+        mla_free(y);
     }
     return sqrt(d / all);
 }
@@ -247,14 +253,12 @@ static void every_code(void)
         if (d->moved) c.perm = perm;
         mla_weight_desc desc = {.out = d->out, .in = d->in, .rows = no_rows, .coded = &c};
         mla_weight *w = weight(cpu, &desc);
-        float *x = mla_alloc(d->in, d->in, sizeof *x), *rows = mla_alloc(d->out, d->in, sizeof *rows);
-        for (size_t k = 0; k < d->in; k++) x[k * d->in + k] = 1;
-        float *y = product(cpu, w, x, d->in, d->in, d->out);
+        float *rows = mla_alloc(d->out, d->in, sizeof *rows), *y = columns(cpu, w, d->out, d->in, 0, d->in);
         for (size_t k = 0; k < d->in; k++)
             for (size_t o = 0; o < d->out; o++) rows[o * d->in + k] = y[k * d->out + o];
         check_codes(name, &c, rows, 0);
         cpu->ops->weight_free(cpu, w);
-        mla_free(x), mla_free(y), mla_free(rows), mla_free(perm);
+        mla_free(y), mla_free(rows), mla_free(perm);
     }
     drawn bad = DRAWN[9];
     bad.bad = true;

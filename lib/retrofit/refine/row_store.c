@@ -19,13 +19,13 @@ mla_status mla_row_store_new(mla_row_store **out, mla_backend *be, const mla_con
 {
     mla_row_store *r = mla_alloc(1, 1, sizeof *r);
     mla_mem *rest = NULL;
-    size_t rows = 0;
+    size_t rows = n_rows * s->all * sizeof(uint16_t), all = 0; /* bytes: of a layer, of all */
     if (!r) return mla_fail(err, MLA_ENOMEM, "recorded rows");
     *r = (mla_row_store){.be = be, .s = *s, .n_rows = n_rows, .layers = c->layers, .layer = mla_alloc(c->layers, 1, sizeof *r->layer)};
     mla_status st = r->layer ? MLA_OK : mla_fail(err, MLA_ENOMEM, "recorded rows");
     for (size_t i = 0; st == MLA_OK && i < c->layers; i++)
-        if (c->layer_kind[i] == MLA_LAYER_FULL) st = be->ops->alloc(be, &r->layer[i], n_rows * s->all * sizeof(uint16_t), err), rows += n_rows * s->all * sizeof(uint16_t);
-    if (st == MLA_OK) st = be->ops->alloc(be, &rest, 4 * rows < MLA_ROW_STORE_REST ? 4 * rows : MLA_ROW_STORE_REST, err);
+        if (c->layer_kind[i] == MLA_LAYER_FULL) st = be->ops->alloc(be, &r->layer[i], rows, err), all += rows;
+    if (st == MLA_OK) st = be->ops->alloc(be, &rest, 4 * all < MLA_ROW_STORE_REST ? 4 * all : MLA_ROW_STORE_REST, err);
     if (rest) be->ops->free(be, rest);
     if (st == MLA_OK) *out = r;
     else mla_row_store_free(r);
