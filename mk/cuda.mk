@@ -53,6 +53,9 @@ cuda-found:
 cuda: cuda-found $(BUILD)/libmla-cuda.a $(patsubst cmd/%.c,$(BUILD)/cuda-bin/%,$(wildcard $(PROGS:%=cmd/%.c)))
 check-cuda: cuda $(CUDA_TESTS)
 	@scripts/run-tests.sh $(CUDA_TESTS) tests/cuda/device.sh
+# Then what else does the same work on this GPU, where python3 has torch and Triton.
 bench-cuda: cuda-found $(CUDA_BENCH)
-	@for b in $(CUDA_BENCH); do $$b || exit 1; done
+	@rm -f $(BUILD)/bench/cuda.txt
+	@bash -o pipefail -c 'for b in $(CUDA_BENCH); do $$b | tee -a $(BUILD)/bench/cuda.txt || exit 1; done'
+	@python3 tests/bench/anchor_gpu.py $(BUILD)/bench/cuda.txt || [ $$? = 3 ]
 -include $(CUDA_OBJ:.o=.d)
