@@ -1,9 +1,14 @@
 /* MLA decode against the read bandwidth of the same process: ceilings first, then every case in turn, at least three
- * rounds, medians. Bytes counted: each cached row once, queries, outputs. Pools are far larger than the L2 cache. */
+ * rounds, medians. Bytes counted: each cached row once, queries, outputs. Pools are far larger than the L2 cache.
+ * Before every case the GPU rests for REST ms: otherwise the power limit holds the clocks after a compute-heavy case, and the order
+ * decides what the next ones measure. So these are figures of short bursts, as in a step whose other layers wait for memory. */
 #include <memory>
+#include <unistd.h>
 
 #include "cuda_ceilings.h"
 #include "decode_case.h"
+
+enum { REST = 25 };
 
 struct Bench {
     CaseSpec s;
@@ -26,8 +31,8 @@ int main(int argc, char **argv)
     ceilings(&read_bw, &copy_bw);
     cudaDeviceProp prop;
     CU(cudaGetDeviceProperties(&prop, 0));
-    printf("%s, %d SMs; read_bw %.0f GB/s, copy_bw %.0f GB/s; %d rounds of 8 launches, medians\n", prop.name,
-           prop.multiProcessorCount, read_bw, copy_bw, rounds);
+    printf("%s, %d SMs; read_bw %.0f GB/s, copy_bw %.0f GB/s; %d rounds of 8 launches, each after %d ms of rest, medians\n", prop.name,
+           prop.multiProcessorCount, read_bw, copy_bw, rounds, REST);
     std::vector<Bench> all;
     const char *only = argc > 2 ? argv[2] : NULL; /* "8x64k:fp8:512:1": one case, for a profiler */
     auto add = [&](const char *name, mla_dtype t, size_t lat, size_t rh, size_t H, size_t g, size_t s_q, std::vector<int> len) {
@@ -67,6 +72,8 @@ int main(int argc, char **argv)
     CU(cudaDeviceSynchronize());
     for (int r = 0; r < rounds; r++)
         for (Bench &b : all) {
+            CU(cudaDeviceSynchronize());
+            usleep(REST * 1000);
             for (int i = 0; i < 10; i++) {
                 if (i == 2) CU(cudaEventRecord(e[0]));
                 if (mla_decode_run(&b.k->d, NULL, &err)) fprintf(stderr, "%s\n", err.msg), exit(3);
