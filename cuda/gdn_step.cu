@@ -60,15 +60,20 @@ static __device__ __forceinline__ void prefetch_channel(const GdnStep &p, const 
     prefetch(m.w + c * GDN_TAPS);
     for (int j = 0; j < GDN_TAPS - 1; j++) prefetch(m.conv_state + j * C + c);
 }
-/* All tokens of channel i convolved, to `tokens` and to p.qkv; the inputs the next call finds. */
-static __device__ __forceinline__ void convolve(Token *tokens, const GdnStep &p, const GdnMix &m, int h, int i, float (&next)[GDN_TAPS - 1])
+/* The inputs of channel i before the call, its first token's, and its taps. */
+static __device__ __forceinline__ void first_inputs(const GdnStep &p, const GdnMix &m, int h, int i, float (&next)[GDN_TAPS - 1], float &x0, float4 &w)
 {
-    const size_t C = (2 * p.nk + p.nv) * GDN_D, per = p.nv / p.nk, part = i / GDN_D, c = channel(p, h, i);
-    const float4 w = *(const float4 *)(m.w + c * GDN_TAPS);
+    const size_t C = (2 * p.nk + p.nv) * GDN_D, c = channel(p, h, i);
 #pragma unroll
     for (int j = 0; j < GDN_TAPS - 1; j++) next[j] = __ldcg(m.conv_state + j * C + c);
+    x0 = __ldcg(m.x + c), w = *(const float4 *)(m.w + c * GDN_TAPS);
+}
+/* All tokens of channel i convolved, to `tokens` and to p.qkv; next: the inputs the next call finds. */
+static __device__ __forceinline__ void convolve(Token *tokens, const GdnStep &p, const GdnMix &m, int h, int i, float4 w, float (&next)[GDN_TAPS - 1], float x0)
+{
+    const size_t C = (2 * p.nk + p.nv) * GDN_D, per = p.nv / p.nk, part = i / GDN_D, c = channel(p, h, i);
     for (size_t t = 0; t < p.T; t++) {
-        const float x = __ldcg(m.x + t * C + c), s = fmaf(w.w, x, fmaf(w.z, next[2], fmaf(w.y, next[1], fmaf(w.x, next[0], 0.f)))), y = s / (1.f + expf(-s));
+        const float x = t ? __ldcg(m.x + t * C + c) : x0, s = fmaf(w.w, x, fmaf(w.z, next[2], fmaf(w.y, next[1], fmaf(w.x, next[0], 0.f)))), y = s / (1.f + expf(-s));
         next[0] = next[1], next[1] = next[2], next[2] = x;
         (part == 0 ? tokens[t].q : part == 1 ? tokens[t].k : tokens[t].v)[i % GDN_D] = y;
         if (part == 2 || h % per == 0) ((float *)p.qkv)[t * C + c] = y;
@@ -80,13 +85,12 @@ static __device__ __forceinline__ void put_state(const GdnStep &p, const GdnMix 
 #pragma unroll
     for (int j = 0; j < GDN_TAPS - 1; j++) m.conv_state[j * C + c] = next[j];
 }
-/* Whether this block is the last one to have read the old inputs of key head hk: by one thread. */
+/* Whether this block is the last one to have read the old inputs of key head hk: by one thread, after all have. What is announced
+ * are reads, and they are done: a fence would wait for what the block has written meanwhile. */
 static __device__ __forceinline__ bool last_turn(unsigned *turn, unsigned blocks)
 {
-    __threadfence();
     const bool last = atomicAdd(turn, 1u) == blocks - 1;
     if (last) *turn = 0;
-    __threadfence();
     return last;
 }
 /* rmsnorm(o) * gain * silu(z) of one token, by one warp, in norm_short's order (rows.cu). */
@@ -122,23 +126,29 @@ template <bool MIX, int TOKENS> static __global__ void __maxnreg__(112) gdn_step
         if (threadIdx.x == 0) prefetch(p.A_log + h), prefetch(p.dt_bias + h);
         if (m.z && threadIdx.x < GDN_D / 32) prefetch(m.gain + threadIdx.x * 32);
     }
+    float4 tap_qk, tap_v;
+    float z[GDN_D / 32], gain[GDN_D / 32], qk[GDN_TAPS - 1], vs[GDN_TAPS - 1], x_qk, x_v;
+    bool turn = false; /* of the thread that takes it */
     grid_wait();
+    if (MIX) { /* inputs first: the state's 64 KB take longer */
+        first_inputs(p, m, h, threadIdx.x, qk, x_qk, tap_qk);
+        if (threadIdx.x < GDN_D) first_inputs(p, m, h, 2 * GDN_D + threadIdx.x, vs, x_v, tap_v);
+    }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) s[i] = __ldcs(state + i * (GDN_D / 4));
-    float z[GDN_D / 32], gain[GDN_D / 32];
     if (MIX && m.z && w < (int)p.T)
 #pragma unroll
         for (int k = 0; k < GDN_D / 32; k++) z[k] = __ldcg(m.z + (w * p.nv + h) * GDN_D + lane + 32 * k), gain[k] = m.gain[lane + 32 * k];
+    if (MIX && w == WARPS - 1 && lane < TOKENS && lane < (int)p.T) gates(tokens[lane], p, lane, h);
     for (size_t t = 0; t < p.T; t++) {
         const size_t row = b * p.T + t;
         if (t % TOKENS == 0) { /* as many tokens as there is room for */
             if (t) __syncthreads();
-            float qk[GDN_TAPS - 1], vs[GDN_TAPS - 1];
             if (MIX) {
-                convolve(tokens, p, m, h, threadIdx.x, qk);
-                if (threadIdx.x < GDN_D) convolve(tokens, p, m, h, 2 * GDN_D + threadIdx.x, vs), put_state(p, m, h, 2 * GDN_D + threadIdx.x, vs);
+                convolve(tokens, p, m, h, threadIdx.x, tap_qk, qk, x_qk);
+                if (threadIdx.x < GDN_D) convolve(tokens, p, m, h, 2 * GDN_D + threadIdx.x, tap_v, vs, x_v), put_state(p, m, h, 2 * GDN_D + threadIdx.x, vs);
                 __syncthreads();
-                if (threadIdx.x == (WARPS - 2) * 32) last = last_turn(m.turns + hk, (unsigned)(p.nv / p.nk));
+                if (threadIdx.x == (WARPS - 2) * 32) turn = last_turn(m.turns + hk, (unsigned)(p.nv / p.nk));
             }
             if (w < TOKENS && t + w < p.T) {
                 const float *from = p.qkv + (row + w) * width + lane * 4;
@@ -150,9 +160,8 @@ template <bool MIX, int TOKENS> static __global__ void __maxnreg__(112) gdn_step
                 }
                 prepare(x);
             }
-            if (w == WARPS - 1 && lane < TOKENS && t + lane < p.T) gates(tokens[lane], p, row + lane, h);
+            if (!MIX && w == WARPS - 1 && lane < TOKENS && t + lane < p.T) gates(tokens[lane], p, row + lane, h);
             __syncthreads();
-            if (MIX && last) put_state(p, m, h, threadIdx.x, qk);
         }
         const Token &x = tokens[t % TOKENS];
         const int at = (int)(t % PLACES);
@@ -160,6 +169,7 @@ template <bool MIX, int TOKENS> static __global__ void __maxnreg__(112) gdn_step
 #pragma unroll
         for (int i = 0; i < ROWS; i++) u = mul_add(x.k[w * ROWS + i], s[i], u), r = mul_add(x.q[w * ROWS + i], s[i], r);
         us[at][w][lane] = u, rs[at][w][lane] = r;
+        if (MIX && t == 0 && threadIdx.x == (WARPS - 2) * 32) last = turn; /* has come meanwhile */
         __syncthreads();
         u = r = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -179,6 +189,7 @@ template <bool MIX, int TOKENS> static __global__ void __maxnreg__(112) gdn_step
         __syncwarp();
         norm_head(m, os[t % TOKENS], z, gain, (row * p.nv + h) * GDN_D);
     }
+    if (MIX && last) put_state(p, m, h, threadIdx.x, qk);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) __stcs(state + i * (GDN_D / 4), s[i]);
 }

@@ -15,7 +15,7 @@ static __device__ __forceinline__ void put_x(char *to, const float (&v)[8])
         const __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
         u[j] = *(const uint32_t *)&h;
     }
-    *(uint4 *)to = make_uint4(u[0], u[1], u[2], u[3]);
+    *(uint4 *)to = make_uint4(u[0], u[2], u[1], u[3]); /* in the order of linear_few_mul.cuh */
 }
 static __device__ __forceinline__ void norm8(float (&v)[8], float inv, const float (&gain)[8])
 {
@@ -35,7 +35,10 @@ static __device__ __forceinline__ void load_x(const FewPhase &p, const FewJob &j
         const float *x = job.x + t * job.ldx;
         if (job.xh) {
 #pragma unroll 5
-            for (int i = threadIdx.x * 8; i < job.in; i += ROW * 8) *(uint4 *)(to + i * 2) = __ldcg((const uint4 *)(job.xh + t * job.ldx + i));
+            for (int i = threadIdx.x * 8; i < job.in; i += ROW * 8) {
+                const uint4 u = __ldcg((const uint4 *)(job.xh + t * job.ldx + i));
+                *(uint4 *)(to + i * 2) = make_uint4(u.x, u.z, u.y, u.w);
+            }
         } else if (p.gain && job.in <= KEEP * ROW * 8) {
             float v[KEEP][8];
 #pragma unroll
