@@ -28,6 +28,7 @@ struct GdnMix {
     float *y;              /* (T, nv, 128) */
     double eps;
     unsigned *turns; /* (GDN_HEADS) device memory, zero before the first launch and after each */
+    bool early;      /* the kernel before this one writes neither the states nor w nor gain, and those before it are complete */
 };
 mla_status gdn_mix(const GdnStep *p, const GdnMix *m, cudaStream_t stream, mla_err *err);
 #endif

@@ -1,6 +1,7 @@
 /* The fused state update. Block = one value head of one sequence, its 64 KB of state in registers: warp w holds key rows
  * [16 w, 16 w + 16), a lane four neighbouring columns. All loads of the state are in flight before the norms are taken.
- * With what stands around it (GdnMix) a block convolves its head's 384 channels itself. Those of q and k serve several
+ * With what stands around it (GdnMix) a block convolves its head's 384 channels itself, and where the kernel before touches no state, the
+ * state is in registers when that ends. Those of q and k serve several
  * heads: the last block that has read their old inputs replaces them. */
 #include <stdint.h>
 
@@ -53,20 +54,13 @@ static __device__ __forceinline__ size_t channel(const GdnStep &p, int h, int i)
     const size_t per = p.nv / p.nk, part = i / GDN_D;
     return (part == 0 ? h / per : part == 1 ? p.nk + h / per : 2 * p.nk + h) * GDN_D + i % GDN_D;
 }
-static __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-static __device__ __forceinline__ void prefetch_channel(const GdnStep &p, const GdnMix &m, int h, int i)
-{
-    const size_t C = (2 * p.nk + p.nv) * GDN_D, c = channel(p, h, i);
-    prefetch(m.w + c * GDN_TAPS);
-    for (int j = 0; j < GDN_TAPS - 1; j++) prefetch(m.conv_state + j * C + c);
-}
-/* The inputs of channel i before the call, its first token's, and its taps. */
-static __device__ __forceinline__ void first_inputs(const GdnStep &p, const GdnMix &m, int h, int i, float (&next)[GDN_TAPS - 1], float &x0, float4 &w)
+/* The inputs of channel i before the call, and its taps. */
+static __device__ __forceinline__ void old_inputs(const GdnStep &p, const GdnMix &m, int h, int i, float (&next)[GDN_TAPS - 1], float4 &w)
 {
     const size_t C = (2 * p.nk + p.nv) * GDN_D, c = channel(p, h, i);
 #pragma unroll
     for (int j = 0; j < GDN_TAPS - 1; j++) next[j] = __ldcg(m.conv_state + j * C + c);
-    x0 = __ldcg(m.x + c), w = *(const float4 *)(m.w + c * GDN_TAPS);
+    w = *(const float4 *)(m.w + c * GDN_TAPS);
 }
 /* All tokens of channel i convolved, to `tokens` and to p.qkv; next: the inputs the next call finds. */
 static __device__ __forceinline__ void convolve(Token *tokens, const GdnStep &p, const GdnMix &m, int h, int i, float4 w, float (&next)[GDN_TAPS - 1], float x0)
@@ -120,25 +114,31 @@ template <bool MIX, int TOKENS> static __global__ void __maxnreg__(112) gdn_step
     const size_t b = blockIdx.y, width = (2 * p.nk + p.nv) * GDN_D;
     float4 *state = (float4 *)(p.state + ((b * p.nv + h) * GDN_D + w * ROWS) * GDN_D) + lane, s[ROWS];
     grid_release(); /* the kernel after this one may come: it waits, too */
-    if (MIX) { /* not read before the wait, but near by then */
-        for (int i = threadIdx.x; i < GDN_D * GDN_D / 32; i += WARPS * 32) prefetch(p.state + (size_t)h * GDN_D * GDN_D + i * 32);
-        for (int i = threadIdx.x; i < 3 * GDN_D; i += WARPS * 32) prefetch_channel(p, m, h, i);
-        if (threadIdx.x == 0) prefetch(p.A_log + h), prefetch(p.dt_bias + h);
-        if (m.z && threadIdx.x < GDN_D / 32) prefetch(m.gain + threadIdx.x * 32);
-    }
     float4 tap_qk, tap_v;
     float z[GDN_D / 32], gain[GDN_D / 32], qk[GDN_TAPS - 1], vs[GDN_TAPS - 1], x_qk, x_v;
     bool turn = false; /* of the thread that takes it */
+    auto old = [&] { /* what the call before left, and what never changes */
+        if (MIX) {
+            old_inputs(p, m, h, threadIdx.x, qk, tap_qk);
+            if (threadIdx.x < GDN_D) old_inputs(p, m, h, 2 * GDN_D + threadIdx.x, vs, tap_v);
+            if (m.z && w < (int)p.T)
+#pragma unroll
+                for (int k = 0; k < GDN_D / 32; k++) gain[k] = m.gain[lane + 32 * k];
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) s[i] = __ldcs(state + i * (GDN_D / 4));
+    };
+    const bool early = MIX && m.early;
+    if (early) old();
     grid_wait();
-    if (MIX) { /* inputs first: the state's 64 KB take longer */
-        first_inputs(p, m, h, threadIdx.x, qk, x_qk, tap_qk);
-        if (threadIdx.x < GDN_D) first_inputs(p, m, h, 2 * GDN_D + threadIdx.x, vs, x_v, tap_v);
+    if (MIX) { /* before the state, whose 64 KB take longer */
+        x_qk = __ldcg(m.x + channel(p, h, threadIdx.x));
+        if (threadIdx.x < GDN_D) x_v = __ldcg(m.x + channel(p, h, 2 * GDN_D + threadIdx.x));
+        if (m.z && w < (int)p.T)
+#pragma unroll
+            for (int k = 0; k < GDN_D / 32; k++) z[k] = __ldcg(m.z + (w * p.nv + h) * GDN_D + lane + 32 * k);
     }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) s[i] = __ldcs(state + i * (GDN_D / 4));
-    if (MIX && m.z && w < (int)p.T)
-#pragma unroll
-        for (int k = 0; k < GDN_D / 32; k++) z[k] = __ldcg(m.z + (w * p.nv + h) * GDN_D + lane + 32 * k), gain[k] = m.gain[lane + 32 * k];
+    if (!early) old();
     if (MIX && w == WARPS - 1 && lane < TOKENS && lane < (int)p.T) gates(tokens[lane], p, lane, h);
     for (size_t t = 0; t < p.T; t++) {
         const size_t row = b * p.T + t;

@@ -32,7 +32,6 @@ static __global__ void __launch_bounds__(THREADS, 2) linear_few(const __grid_con
     __shared__ FewTalk talk;
     const int w = threadIdx.x >> 5;
     const uint32_t ring = smem_u32(smem), notes = ring + bars_at(p.stages);
-    grid_release(); /* every kernel waits for the one before, so the one after may come as soon as there is room */
     if (threadIdx.x == 0) {
         talk.begun = -1;
         for (int i = 0; i < p.stages; i++) {
@@ -51,6 +50,7 @@ static __global__ void __launch_bounds__(THREADS, 2) linear_few(const __grid_con
         if (p.phase[f].gain)
             for (int i = threadIdx.x * 32; i < p.job[p.phase[f].job0].in; i += ROW * 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.phase[f].gain + i));
     grid_wait();
+    grid_release(); /* behind the wait: when the kernel after this one comes, all before this one are complete (GdnMix.early) */
     unsigned long long goal = 0;
     if (p.phases > 1 && threadIdx.x == 0) { /* a multiple of the blocks when the launch began; none meets twice before all have met once */
         asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(goal) : "l"(&p.sync->met) : "memory");

@@ -10,11 +10,30 @@
 #include "cuda/gdn.cuh"
 #include "cuda/linear_few.cuh"
 
+struct Span {
+    uintptr_t at, end;
+};
 struct CudaMix {
     mla_conv_args conv;
     mla_gdn_args gdn;
     int held; /* 0: nothing, 1: conv, 2: gdn, too */
+    /* What launches have written since layers were queued, those included, if nothing but mixers was queued after them (`after`). A launch of
+     * layers is complete but for what it writes itself when the kernel after it comes. */
+    bool after;
+    int spans;
+    Span span[4 * FEW_ALL];
 };
+static void wrote(CudaMix *m, const void *p, size_t floats)
+{
+    if (m->spans == 4 * FEW_ALL) m->after = false;
+    else m->span[m->spans++] = Span{(uintptr_t)p, (uintptr_t)p + floats * 4};
+}
+static bool untouched(const CudaMix *m, const void *p, size_t floats)
+{
+    for (int i = 0; i < m->spans; i++)
+        if ((uintptr_t)p < m->span[i].end && m->span[i].at < (uintptr_t)p + floats * 4) return false;
+    return true;
+}
 
 static mla_err *last(mla_err *err) { return err; } /* the last argument of an operation */
 template <class First, class... Rest> static mla_err *last(First, Rest... rest) { return last(rest...); }
@@ -43,13 +62,19 @@ static mla_status run_mix(mla_cuda *c, const mla_gated_norm_args *n, mla_err *er
     const mla_conv_args *v = &c->mix->conv;
     const mla_gdn_args *a = &c->mix->gdn;
     const GdnStep g = {cf32p(a->qkv), cf32p(a->a), cf32p(a->b), cf32p(a->A_log), cf32p(a->dt_bias), f32p(a->o), f32p(a->state), 1, a->T, a->nk, a->nv};
-    GdnMix m = {cf32p(v->x), cf32p(v->w), f32p(v->state), NULL, NULL, NULL, 0, c->turns};
+    GdnMix m = {cf32p(v->x), cf32p(v->w), f32p(v->state), NULL, NULL, NULL, 0, c->turns, false};
+    const size_t C = (2 * a->nk + a->nv) * GDN_D, V = a->nv * GDN_D, kept = (GDN_TAPS - 1) * C, state = V * GDN_D;
+    m.early = c->mix->after && untouched(c->mix, v->state, kept) && untouched(c->mix, a->state, state) && untouched(c->mix, v->w, C * GDN_TAPS) &&
+              (!n || untouched(c->mix, n->gain, GDN_D));
+    wrote(c->mix, v->state, kept), wrote(c->mix, a->state, state), wrote(c->mix, a->qkv, a->T * C), wrote(c->mix, a->o, a->T * V);
+    if (n) wrote(c->mix, n->y, a->T * V);
     if (n) m.z = cf32p(n->z), m.gain = cf32p(n->gain), m.y = f32p(n->y), m.eps = n->eps;
     return gdn_mix(&g, &m, c->stream, err);
 }
 mla_status cu_mix_flush(mla_cuda *c, mla_err *err)
 {
     const int held = c->mix ? c->mix->held : 0;
+    if (c->mix) c->mix->after = false;
     if (!held) return MLA_OK;
     c->mix->held = 0;
     return held == 1 ? c->ops->conv(&c->base, &c->mix->conv, err) : run_mix(c, NULL, err);
@@ -57,8 +82,22 @@ mla_status cu_mix_flush(mla_cuda *c, mla_err *err)
 static mla_status wait_conv(mla_backend *be, const mla_conv_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
+    CudaMix *m = c->mix;
+    const FewP *few = c->few;
+    bool after = m->after && !m->held;
+    if (few->phases) {
+        m->spans = 0, after = true;
+        for (int f = 0; f < few->phases; f++)
+            for (int j = few->phase[f].job0; j < few->phase[f].job0 + few->phase[f].jobs; j++) {
+                const FewJob &job = few->job[j];
+                const size_t n = (size_t)(few->phase[f].T - 1) * job.ldy + job.out;
+                wrote(m, job.y, n);
+                if (job.half) wrote(m, job.half, (n + 1) / 2);
+            }
+    }
     const mla_status st = cu_flush(c, err);
-    if (!st) c->mix->conv = *a, c->mix->held = 1;
+    m->after = after;
+    if (!st) m->conv = *a, m->held = 1;
     return st;
 }
 static bool apart(const mla_mem *a, size_t n, const mla_mem *b, size_t m) { return (const char *)a + n * 4 <= (const char *)b || (const char *)b + m * 4 <= (const char *)a; }
@@ -119,7 +158,7 @@ mla_status cu_record(mla_backend *be, mla_err *err)
     if (!st && !c->mix && !(c->mix = (CudaMix *)calloc(1, sizeof *c->mix))) st = mla_fail(err, MLA_ENOMEM, "record");
     /* relaxed: scratch may grow meanwhile, other threads may use other streams */
     if (!st) st = cu_ok(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeRelaxed), "record", err);
-    if (!st) c->recording = true, c->tapes++, set_table(c);
+    if (!st) c->recording = true, c->tapes++, c->mix->after = false, set_table(c);
     return st;
 }
 

@@ -120,19 +120,25 @@ static void behind(void)
 }
 
 /* Convolution, delta step and gated norm, T tokens: joined the bits of one by one, in everything that they write, twice. alias 1: gates are
- * what the convolution writes; 2: the norm writes what the convolution reads. Then they are not joined. */
+ * what the convolution writes; 2: the norm writes what the convolution reads. Then they are not joined. 3: behind a layer, twice with the
+ * same states, which only the first may read early; 4: behind layers of which one writes a state. */
 static void mixed(size_t T, int alias)
 {
-    const size_t NK = 2, NV = alias ? 600 : 6, GD = 128, /* alias: more heads than run at once */ C = (2 * NK + NV) * GD, V = NV * GD;
+    const size_t NK = 2, NV = alias == 1 || alias == 2 ? 600 : 6, GD = 128, /* alias: more heads than run at once */ C = (2 * NK + NV) * GD, V = NV * GD;
     Mem x(gpu, Vec(T * C)), qkv(gpu, Vec(T * C)), o(gpu, Vec(T * V)), y(gpu, Vec(T * V)), z(gpu, normals(T * V, 70)), a(gpu, normals(T * NV, 71)), b(gpu, normals(T * NV, 72)),
-        w(gpu, normals(C * 4, 73, 0.5f)), gain(gpu, normals(GD, 74)), head(gpu, normals(NV, 75)), conv(gpu, Vec(3 * C)), state(gpu, Vec(NV * GD * GD));
+        w(gpu, normals(C * 4, 73, 0.5f)), gain(gpu, normals(GD, 74)), head(gpu, normals(NV, 75)), conv(gpu, Vec(3 * C)), state(gpu, Vec(NV * GD * GD)), h(gpu, normals(T * D, 77));
+    mla_weight *in = alias > 2 ? weight(gpu, normals(C * D, 78, 0.05f), C, D, MLA_PREC_BF16) : NULL;
     auto run = [&] {
         mla_conv_args c = {qkv, x, w, conv, T, C, 4};
         mla_gdn_args g = {o, qkv, alias == 1 ? mla_at(qkv, T * C - T * NV) : (mla_mem *)a, b, head, head, state, T, NK, NV, GD, GD, 0};
         mla_gated_norm_args n = {alias == 2 ? x : y, o, z, gain, T * NV, GD, 1e-6};
-        OK(gpu->ops->conv(gpu, &c, &err));
-        OK(gpu->ops->gdn(gpu, &g, &err));
-        OK(gpu->ops->gated_norm(gpu, &n, &err));
+        const mla_linear_args layers[2] = {{x, C, h, D, T, NULL, false}, {conv, C, h, D, 1, NULL, false}};
+        for (int i = 0; i < alias - 2; i++) OK(gpu->ops->linear(gpu, in, &layers[i], &err));
+        for (int i = 0; i < (alias == 3 ? 2 : 1); i++) {
+            OK(gpu->ops->conv(gpu, &c, &err));
+            OK(gpu->ops->gdn(gpu, &g, &err));
+            OK(gpu->ops->gated_norm(gpu, &n, &err));
+        }
     };
     auto result = [&](const std::function<void()> &f) {
         Mem *all[] = {&x, &qkv, &o, &y, &conv, &state};
@@ -145,6 +151,7 @@ static void mixed(size_t T, int alias)
         return r;
     };
     twice_replayed("a joined mixer's results, " + std::to_string(T) + " tokens, alias " + std::to_string(alias), run, result);
+    if (in) gpu->ops->weight_free(gpu, in);
 }
 
 /* Each of these needs the host; the recording that met one is void, the backend goes on. */
@@ -189,12 +196,12 @@ static void layers(void)
 static void mixers(void)
 {
     for (size_t T = 1; T <= 4; T++)
-        for (int alias = 0; alias < 3; alias++)
+        for (int alias = 0; alias < 5; alias++)
             if (next_case()) mixed(T, alias);
 }
 
 int main(int argc, char **argv)
 {
     const Section section[] = {{"layers", layers}, {"behind", behind}, {"mixers", mixers}, {"refusals", refusals}};
-    return ops_main("cuda_joins", 94, section, argc, argv);
+    return ops_main("cuda_joins", 110, section, argc, argv);
 }
