@@ -216,15 +216,16 @@ extern "C" mla_status mla_decode_run(const mla_decode *d, void *stream_, mla_err
     if (st) return st;
     void *args[] = {&mc, &mr, &p};
     const unsigned beside = c.k->solo == HELD ? (unsigned)c.tiles : 1; /* tiles of the same pages side by side */
+    const unsigned cl = (unsigned)(c.k->solo == HELD ? held_cluster(c.k->n, c.tiles) : c.k->cl);
     const dim3 grid((unsigned)(c.parts * c.k->cl) * beside, (unsigned)c.tiles / beside, (unsigned)d->groups);
     cudaLaunchAttribute attrs[2] = {}; /* the next kernel's launch overlaps this one's end; it waits before it reads */
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attrs[0].val.programmaticStreamSerializationAllowed = 1;
     attrs[1].id = cudaLaunchAttributeClusterDimension;
-    attrs[1].val.clusterDim.x = (unsigned)c.k->cl, attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
+    attrs[1].val.clusterDim.x = cl, attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid, cfg.blockDim = dim3(c.k->wgs ? (unsigned)c.k->wgs * 128 + 128 : GQA_WARPS * 32 + 32), cfg.dynamicSmemBytes = c.smem;
-    cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = c.k->cl > 1 ? 2 : 1;
+    cfg.stream = stream, cfg.attrs = attrs, cfg.numAttrs = cl > 1 ? 2 : 1;
     st = cu_ok(cudaLaunchKernelExC(&cfg, c.k->fn, args), "decode: launch", err);
     if (st) return st;
     return decode_merge(p, c.k->n, c.tiles, (int)d->lat, stream, err);

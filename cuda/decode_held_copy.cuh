@@ -1,5 +1,5 @@
-/* Held kernel, the copying warps: queries of a piece, where they come by boxes, then its pages, box by box as slots come free; a
- * box takes a warp 330 clocks, so four take every fourth. */
+/* Held kernel, the copying warps: queries of a piece, where they come by boxes, then its pages, box by box as slots come free
+ * in every block of the cluster; a box takes a warp 330 clocks, so four take every fourth. */
 #ifndef MLA_CUDA_DECODE_HELD_COPY_CUH
 #define MLA_CUDA_DECODE_HELD_COPY_CUH
 #include "cuda/decode_held_role.cuh"
@@ -8,43 +8,45 @@
 template <int N> struct HeldCopy : HeldRole<N> {
     using R = HeldRole<N>;
     using typename R::RingPos;
-    using R::base, R::d, R::lane, R::pos, R::tile, R::w, R::LAT, R::NB, R::PER;
+    using R::d, R::lane, R::pos, R::tile, R::w, R::LAT, R::PER;
     const CUtensorMap *mc, *mr;
     uint64_t policy;
-    uint32_t pieces, boxes; /* so far */
+    uint32_t boxes; /* so far */
     static constexpr uint32_t WARPS = 4;
 
     __device__ __forceinline__ HeldCopy(const CUtensorMap *mc_, const CUtensorMap *mr_, const DecodeP &d_, char *smem_)
-        : R(d_, smem_), mc(mc_), mr(mr_), policy(evict_first_policy()), pieces(0), boxes(0)
+        : R(d_, smem_), mc(mc_), mr(mr_), policy(evict_first_policy()), boxes(0)
     {
     }
-    __device__ __forceinline__ void queries(int b)
-    {
-        if (lane == 0 && d.maps) {
-            const int row = blockIdx.z * d.Hg + tile * N;
-#pragma unroll 1
-            for (int x = w; x < PER; x += WARPS) {
-                if (x < NB) this->wait_empty(this->at(x));
-                else mbar_wait(this->q2_free(), (pieces & 1) ^ 1);
-                mbar_expect(this->full(R::third_of(x)), N * 128);
-                tma_box_keep(x < NB ? this->slot_addr(this->at(x)) : base + R::sm().q2, x < NB ? &d.q_map : &d.q2_map, this->full(R::third_of(x)), x < NB ? 64 * x : 0, row, b);
-            }
-        }
-        pieces++, boxes += NB;
-        this->next(NB);
-    }
-    __device__ __forceinline__ void page(int page)
+    /* fetch(place, slot, barrier) of the warp's boxes of an item, as slots come free. */
+    template <typename F> __device__ __forceinline__ void item(uint32_t bytes, F fetch)
     {
         if (lane == 0)
 #pragma unroll 1
             for (uint32_t x = (w - boxes) % WARPS; x < PER; x += WARPS) {
                 const RingPos r = this->at(x);
-                const CUtensorMap *map = x < NB ? mc : mr;
-                const int col = x < NB ? d.lat_col + blockIdx.z * LAT + 64 * x : d.rope_col;
                 this->wait_empty(r);
-                mbar_expect(this->full(R::third_of(x)), BOX);
-                tma_box(this->slot_addr(r), map, this->full(R::third_of(x)), policy, col, 0, page);
+                mbar_expect(this->full(R::third_of(x)), bytes);
+                fetch((int)x, this->slot_addr(r), this->full(R::third_of(x)));
             }
+    }
+    __device__ __forceinline__ void queries(int b)
+    {
+        const int row = blockIdx.z * d.Hg + tile * N;
+        if (d.maps)
+            item(N * 128, [&](int x, uint32_t to, uint32_t bar) { tma_box_keep(to, x ? &d.q_map : &d.q2_map, bar, x ? 64 * (x - 1) : 0, row, b); });
+        boxes += PER;
+        this->next(PER);
+    }
+    /* Blocks of a cluster count the same boxes: warps of even number fetch for both in the first, the others in the second. */
+    __device__ __forceinline__ void page(int page)
+    {
+        item(BOX, [&](int x, uint32_t to, uint32_t bar) {
+            const CUtensorMap *map = x ? mc : mr;
+            const int col = x ? d.lat_col + blockIdx.z * LAT + 64 * (x - 1) : d.rope_col;
+            if (this->cl == 1) tma_box(to, map, bar, policy, col, 0, page);
+            else if ((w & 1) == tile) tma_box_both(to, map, bar, policy, col, 0, page);
+        });
         boxes += PER;
         this->next(PER);
     }

@@ -9,13 +9,12 @@
 template <int N> struct HeldSums : HeldRole<N> {
     using R = HeldRole<N>;
     using typename R::RingPos;
-    using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::smem, R::w, R::LAT, R::NB, R::PER, R::ALL;
+    using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::smem, R::w, R::LAT, R::PER, R::ALL;
     static constexpr int TILES = LAT / 128;
     float acc[TILES][N / 2];
     int half;
-    uint32_t pieces; /* so far */
 
-    __device__ __forceinline__ HeldSums(const DecodeP &d_, char *smem_) : R(d_, smem_), pieces(0) { half = __shfl_sync(~0u, threadIdx.x >> 7, 0); }
+    __device__ __forceinline__ HeldSums(const DecodeP &d_, char *smem_) : R(d_, smem_) { half = __shfl_sync(~0u, threadIdx.x >> 7, 0); }
     __device__ __forceinline__ void queries(int b, int)
     {
 #pragma unroll
@@ -23,14 +22,12 @@ template <int N> struct HeldSums : HeldRole<N> {
 #pragma unroll
             for (int j = 0; j < N / 2; j++) acc[i][j] = 0.f;
         if (!d.maps) fill(b);
-        pieces++;
-        this->next(NB);
+        this->next(PER);
     }
     /* Rows of any type and place: 8 values a thread at a time. */
     __device__ __forceinline__ void fill(int b)
     {
-        for (int x = 0; x < NB; x++) this->wait_empty(this->at(x));
-        mbar_wait(this->q2_free(), (pieces & 1) ^ 1);
+        for (int x = 0; x < PER; x++) this->wait_empty(this->at(x));
 #pragma unroll 1
         for (int i = threadIdx.x; i < N * PER * 8; i += ALL) {
             const int n = i / (PER * 8), k = i % (PER * 8) * 8, row = this->row_of(n), token = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg,
@@ -47,7 +44,7 @@ template <int N> struct HeldSums : HeldRole<N> {
             float y[8];
             raw.widen(y, src.f32);
             for (int j = 0; j < 8 && !lat; j++) y[j] *= d.rope_ratio;
-            char *to = lat ? smem + this->at(k >> 6).slot * BOX : smem + R::sm().q2;
+            char *to = smem + this->at(R::place(k >> 6)).slot * BOX;
             *(uint4 *)(to + n * 128 + (((k >> 3 & 7) ^ (n & 7)) << 4)) = make_uint4(pack2<false>(y[0], y[1]), pack2<false>(y[2], y[3]), pack2<false>(y[4], y[5]), pack2<false>(y[6], y[7]));
         }
         fence_async_smem();
@@ -62,8 +59,7 @@ template <int N> struct HeldSums : HeldRole<N> {
     }
     __device__ __forceinline__ void page()
     {
-        for (int i = 0; i < R::THIRDS; i++) this->wait_full(i);
-        this->wait_sent();
+        this->wait_sent(); /* the page is there: S has been made of all of it */
         const int4 f = *(const int4 *)this->flags();
         if (f.x | f.y | f.z | f.w) {
             const int moved[4] = {f.x, f.y, f.z, f.w};
@@ -81,17 +77,17 @@ template <int N> struct HeldSums : HeldRole<N> {
         const uint32_t p = wgmma_lo(this->p_addr());
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const uint32_t at = wgmma_lo(this->slot_addr(this->at(2 * i + half)));
+            const uint32_t at = wgmma_lo(this->slot_addr(this->at(R::place(2 * i + half))));
 #pragma unroll
             for (int ks = 0; ks < 4; ks++) Wgmma<N>::template ss<false, 1>(acc[i], wgmma_at(at, ks * 2048), wgmma_at(p, ks * 32));
             wgmma_commit();
             if (i) {
                 wgmma_wait<1>();
-                this->release(this->at(2 * i - 2 + half));
+                this->release(this->at(R::place(2 * i - 2 + half)));
             }
         }
         wgmma_wait<0>();
-        this->release(this->at(2 * TILES - 2 + half));
+        this->release(this->at(R::place(2 * TILES - 2 + half)));
         used_message();
         this->next(PER);
     }

@@ -29,6 +29,10 @@ static __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
                  "r"(parity)
                  : "memory");
 }
+static __device__ __forceinline__ void store_if(uint32_t addr, float x, int yes)
+{
+    asm volatile("{.reg .pred q; setp.ne.b32 q, %2, 0; @q st.shared.f32 [%0], %1;}" ::"r"(addr), "f"(x), "r"(yes) : "memory");
+}
 static __device__ __forceinline__ void bar_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -101,6 +105,14 @@ static __device__ __forceinline__ void tma_box(uint32_t dst, const CUtensorMap *
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(dst),
                  "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+/* The same into both blocks of a cluster: their places and barriers alike. */
+static __device__ __forceinline__ void tma_box_both(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+                 "[%0], [%1, {%4, %5, %6}], [%2], %7, %3;" ::"r"(dst),
+                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "h"((uint16_t)3)
                  : "memory");
 }
 static __device__ __forceinline__ void tma_box4(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x,

@@ -1,6 +1,6 @@
 /* wgmma m64nNk16 with f32 accumulators: D (64 x N) += A (64 x 16) B (16 x N), B always K-major in shared memory.
  *
- * ss: A in shared memory, TA = 0 K-major, 1 M-major.  rs: A in registers.  HALF: f16 operands, otherwise bf16.
+ * ss: A in shared memory, TA = 0 K-major, 1 M-major.  rs: A in registers.  HALF: f16 operands, otherwise bf16. KEEP 0: D = A B.
  * Accumulator of thread (warp w, g = lane / 4, c = lane % 4): d[4j + {0,1}] = D[16w + g][8j + 2c + {0,1}],
  * d[4j + {2,3}] = the same columns of row 16w + g + 8. One specialisation per N because PTX wants literal operands. */
 #ifndef MLA_CUDA_WGMMA_CUH
@@ -181,29 +181,29 @@ template <> struct Wgmma<64> {
                      "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
                      : "l"(a), "l"(b), "n"(TA));
     }
-    template <bool HALF>
+    template <bool HALF, int KEEP = 1>
     static __device__ __forceinline__ void rs(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
     {
         if constexpr (HALF)
             asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
                      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+                     "{%32, %33, %34, %35}, %36, %37, 1, 1, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
                      "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
                      "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
                      "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(KEEP));
         else
             asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
                      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+                     "{%32, %33, %34, %35}, %36, %37, 1, 1, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
                      "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
                      "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
                      "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(KEEP));
     }
 };
 
