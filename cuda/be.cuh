@@ -42,7 +42,7 @@ struct mla_cuda {
     int device, sms, major; /* major: of the compute capability */
     size_t threads; /* of the host, 0: as many as it has */
     CuLoader *loader;
-    bool coming;    /* weights are still read from a disk, or could not be */
+    bool coming;    /* weights are still read from files, or could not be */
     char *mail; /* CU_MAILS pinned slots of CU_MAIL bytes: small uploads wait for nothing */
     cudaEvent_t mailed[CU_MAILS];
     size_t mails;
@@ -164,7 +164,7 @@ mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_arg
 
 mla_status cu_upload(mla_backend *, mla_mem *, const void *, size_t, mla_err *);
 void cu_loader_free(CuLoader *l); /* NULL is fine */
-/* Before weights are used: waits for those that a disk must bring. */
+/* Before weights are used: waits for those that are still read from files. */
 mla_status cu_await(mla_cuda *c, mla_err *err);
 static inline mla_status cu_arrived(mla_cuda *c, mla_err *err) { return c->coming ? cu_await(c, err) : MLA_OK; }
 mla_status cu_weight_new(mla_backend *, mla_weight **, const mla_weight_desc *, mla_err *);

@@ -1,4 +1,4 @@
-/* What brings weights to the device: buffers and streams of weights.cu, and the queue of what comes from a disk (far.cu). */
+/* What brings weights to the device: buffers and streams of weights.cu, and the queue of what is read from a file (far.cu). */
 #ifndef MLA_CUDA_LOAD_CUH
 #define MLA_CUDA_LOAD_CUH
 #include <string.h>
@@ -6,9 +6,8 @@
 #include "base/par.h"
 #include "cuda/be.cuh"
 
-/* Bytes of a buffer; threads at most, buffers of each. What comes from a disk comes in fewer and larger reads: SPAN buffers each, two in
- * turn for each of READERS threads. */
-enum { PIECE = 4 << 20, FILLERS = 16, SLOTS = 2, BUFFERS = FILLERS * SLOTS, SPAN = 2, READERS = BUFFERS / SPAN / SLOTS };
+/* Bytes of a buffer; threads at most, buffers of each. */
+enum { PIECE = 4 << 20, FILLERS = 16, SLOTS = 2, BUFFERS = FILLERS * SLOTS };
 
 struct CuFar;
 struct CuLoader {
@@ -20,7 +19,7 @@ struct CuLoader {
     size_t next[FILLERS];
     int *bad;
     mla_pool *pool;           /* who fills */
-    CuFar *far;               /* NULL: nothing has come from a disk yet */
+    CuFar *far;               /* NULL: nothing has been read from a file yet */
 };
 
 /* What rows of a weight are while they cross: row_bytes each as they stand on the device (stored bf16 numbers: but for the

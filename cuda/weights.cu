@@ -1,7 +1,7 @@
-/* Weights on their way to the device: threads take a matrix' pieces in turn, each fills pinned buffers of its own and sends them on a
- * stream of their own, so that pieces of one matrix are filled while the last ones of the matrix before cross, and a layer may load
- * while the operations queued before are computed; what is queued later waits for the weight. Those that a disk must bring are queued
- * (far.cu), and the first operation that needs a weight waits for them. Memory comes from the device's pool,
+/* Weights on their way to the device. Those that stand in a file as they will on the device are queued (far.cu), and the first operation
+ * that needs a weight waits for them. Of others, threads take a matrix' pieces in turn, each fills pinned buffers of its own and sends
+ * them on a stream of their own, so that pieces of one matrix are filled while the last ones of the matrix before cross, and a layer may
+ * load while the operations queued before are computed; what is queued later waits for the weight. Memory comes from the device's pool,
  * which keeps what is given back: layer after layer takes the same. */
 #include <stdlib.h>
 
@@ -107,8 +107,7 @@ static mla_status fill(Load *x, size_t worker, char *to, size_t row0, size_t n, 
     mla_status st = MLA_OK;
     *from = to;
     if (!rb) return x->d->rows(x->d->ctx, row0, n, (float *)to, err);
-    if (!x->w->codes && c->read) st = c->read(c, row0 * rb, n * rb, to, from, err);
-    else if (x->w->trellis) memcpy(to, c->trellis.tiles + row0 * rb, n * rb);
+    if (x->w->trellis) memcpy(to, c->trellis.tiles + row0 * rb, n * rb);
     else
         for (size_t r = 0; !st && r < n; r++) {
             uint8_t *at = (uint8_t *)to + r * rb;
@@ -240,7 +239,7 @@ mla_status cu_weight_new(mla_backend *be, mla_weight **out, const mla_weight_des
     if (!st && stored && w->in8 != w->in) st = cu_ok(cudaMemsetAsync(w->data, 0, w->bytes, l->stream), "weight", err);
     if (!st && w->codes) st = codes_sides(w, d->coded, l->stream, err);
     if (!st && w->trellis) st = trellis_sides(w, d->coded, l->stream, err);
-    const bool far = !w->codes && d->coded && d->coded->read && s.row_bytes && !d->coded->near(d->coded);
+    const bool far = !w->codes && d->coded && d->coded->read && s.row_bytes;
     if (!st && far) {
         if (!(st = far_add(l, c->device, w, d->coded, s, err))) c->coming = true;
     } else if (!st) {

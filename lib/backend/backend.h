@@ -293,8 +293,8 @@ typedef struct {
     mla_status (*copy)(mla_backend *, mla_mem *dst, const mla_mem *src, size_t bytes, mla_err *);
     mla_status (*zero)(mla_backend *, mla_mem *dst, size_t bytes, mla_err *);
     mla_status (*sync)(mla_backend *, mla_err *);
-    /* A device that queues may still be reading coded.file afterwards, where it is not near; whatever is wrong there is then told by sync, or by
-     * the first operation with any weight, until the weight is freed. */
+    /* A device that queues may still be reading coded.file afterwards; whatever is wrong there is then told by sync, or by the first operation
+     * with any weight, until the weight is freed. */
     mla_status (*weight_new)(mla_backend *, mla_weight **out, const mla_weight_desc *, mla_err *);
     void (*weight_free)(mla_backend *, mla_weight *);
     size_t (*weight_bytes)(const mla_weight *);

@@ -10,6 +10,8 @@ static mla_status stored_bytes(const mla_coded *c, size_t at, size_t n, void *ro
     memcpy((char *)room + MLA_CODED_ROOM / 2 + 6, c->stored + at, n);
     return MLA_OK;
 }
+static bool in_memory(const mla_coded *) { return true; }
+static bool in_file(const mla_coded *) { return false; }
 /* Stored bf16 numbers sent as they are, row by row or as a file's bytes in small and in large pieces, give the bits of decoded rows; one
  * weight after the other goes round the ring of buffers. */
 static void stored_weights(void)
@@ -30,7 +32,7 @@ static void stored_weights(void)
         c.out = out, c.in = c.group = in, c.code = MLA_CODE_BF16, c.fill = stored_row, c.ctx = bits.data(), c.stored = (const unsigned char *)bits.data();
         for (int stored = 0; stored < 4; stored++) {
             c.read = stored > 1 ? stored_bytes : NULL;
-            c.near = stored > 2 ? [](const mla_coded *) { return false; } : [](const mla_coded *) { return true; };
+            c.near = stored > 2 ? in_file : in_memory;
             mla_weight_desc d = {out, in, MLA_PREC_BF16, dense_rows, &ctx, stored ? &c : NULL, false};
             mla_weight *W = NULL;
             OK(gpu->ops->weight_new(gpu, &W, &d, &err));
@@ -42,27 +44,30 @@ static void stored_weights(void)
         for (int k = 1; k < 4; k++) cut_check(!memcmp(y[0].data(), y[k].data(), y[0].size() * 4) && isfinite(y[0][0]), "stored weights differ from decoded ones");
         bits[out * in - 1] = 0xff80;
         mla_weight_desc d = {out, in, MLA_PREC_BF16, dense_rows, &ctx, &c, false};
-        mla_weight *W = NULL;
-        c.near = [](const mla_coded *) { return true; };
-        cut_check(gpu->ops->weight_new(gpu, &W, &d, &err) == MLA_EFORMAT && !W, "an infinite stored weight");
-        c.near = [](const mla_coded *) { return false; }; /* read after weight_new: whoever waits for weights is told, as long as it is there */
+        mla_weight *W = NULL, *V = NULL;
         c.name = "w";
-        mla_weight *V = NULL;
-        OK(gpu->ops->weight_new(gpu, &W, &d, &err));
-        cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT && strstr(err.msg, "w: weight"), "an infinite weight from a disk");
-        bits[out * in - 1] = 0;
-        OK(gpu->ops->weight_new(gpu, &V, &d, &err)); /* queued behind one that failed: not read */
-        mla_linear_args a = {Y, out, X, in, T, NULL, false};
-        cut_check(gpu->ops->linear(gpu, V, &a, &err) == MLA_EFORMAT, "use of weights after one has failed");
-        gpu->ops->weight_free(gpu, W);
-        cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT, "a weight that was not read");
-        gpu->ops->weight_free(gpu, V);
-        OK(gpu->ops->weight_new(gpu, &W, &d, &err));
-        gpu->ops->weight_free(gpu, W); /* while it is read, or before */
-        OK(gpu->ops->weight_new(gpu, &V, &d, &err));
-        OK(gpu->ops->linear(gpu, V, &a, &err));
-        const Vec last = Y.get();
-        cut_check(!memcmp(last.data(), y[0].data(), (out - 1) * 4) && isfinite(last[out - 1]), "a weight behind one that was freed unread");
-        gpu->ops->weight_free(gpu, V);
+        c.read = NULL;
+        cut_check(gpu->ops->weight_new(gpu, &W, &d, &err) == MLA_EFORMAT && !W, "an infinite stored weight");
+        c.read = stored_bytes; /* read after weight_new: whoever waits for weights is told, as long as it is there */
+        for (auto near : {in_memory, in_file}) {
+            c.near = near;
+            bits[out * in - 1] = 0xff80;
+            OK(gpu->ops->weight_new(gpu, &W, &d, &err));
+            cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT && strstr(err.msg, "w: weight"), "an infinite weight from a file");
+            bits[out * in - 1] = 0;
+            OK(gpu->ops->weight_new(gpu, &V, &d, &err)); /* queued behind one that failed: not read */
+            mla_linear_args a = {Y, out, X, in, T, NULL, false};
+            cut_check(gpu->ops->linear(gpu, V, &a, &err) == MLA_EFORMAT, "use of weights after one has failed");
+            gpu->ops->weight_free(gpu, W);
+            cut_check(gpu->ops->sync(gpu, &err) == MLA_EFORMAT, "a weight that was not read");
+            gpu->ops->weight_free(gpu, V);
+            OK(gpu->ops->weight_new(gpu, &W, &d, &err));
+            gpu->ops->weight_free(gpu, W); /* while it is read, or before */
+            OK(gpu->ops->weight_new(gpu, &V, &d, &err));
+            OK(gpu->ops->linear(gpu, V, &a, &err));
+            const Vec last = Y.get();
+            cut_check(!memcmp(last.data(), y[0].data(), (out - 1) * 4) && isfinite(last[out - 1]), "a weight behind one that was freed unread");
+            gpu->ops->weight_free(gpu, V);
+        }
     }
 }
