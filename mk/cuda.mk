@@ -36,7 +36,7 @@ $(BUILD)/tests/cuda_layouts: CUDA_TEST_LIBS = -Itests $(CHECK_LIBS)
 # What goes through the runtime needs all layers and no CUDA of its own.
 $(BUILD)/tests/cuda_%: tests/cuda/test_%.c $(wildcard tests/cuda/*.h) $(BUILD)/libmla.a $(BUILD)/libmla-cuda.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $(filter-out %.h,$^) $(CUDA_TEST_LIBS) $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
+	$(CC) $(CFLAGS_ALL) -Wl,-u,mla_cuda_open -o $@ $(filter %.c,$^) $(filter %.a,$^) $(CUDA_TEST_LIBS) $(CUDA_LIBS) -lstdc++ $(LDLIBS_ALL)
 
 $(BUILD)/bench/cuda_%: tests/bench/cuda_%.cu $(wildcard tests/cuda/*.h tests/bench/cuda_*.h) $(BUILD)/libmla-cuda.a $(CUDA_CPU)
 	@mkdir -p $(@D)
