@@ -1,8 +1,6 @@
 /* f16 and e4m3 reference codecs, by integer arithmetic only, so that every machine gives the same bits. */
 #include "tensor/fp.h"
 
-#include <math.h>
-
 float mla_f16_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu;
@@ -12,20 +10,16 @@ float mla_f16_f32(uint16_t h)
     return sign ? -v : v;
 }
 
-/* Rounds |x| to a float of `mbits` stored mantissa bits whose smallest exponent is emin (subnormals below it).
- * Returns the value as an integer multiple of 2^(q) with q = max(exponent, emin) - mbits, ties to even. */
-static uint32_t round_to(float ax, int mbits, int emin, int *q)
+/* Rounds the float with the bits u, not negative, to `mbits` stored mantissa bits with the smallest exponent emin (subnormals below it).
+ * Returns the value as an integer multiple of 2^q, q = max(exponent, emin) - mbits, ties to even. */
+static uint32_t round_to(uint32_t u, int mbits, int emin, int *q)
 {
-    int e;
-    (void)frexpf(ax, &e);
-    e -= 1; /* ax = 1.m * 2^e */
-    if (ax == 0 || e < emin) e = emin;
+    int field = (int)(u >> 23), e = field - 127 < emin ? emin : field - 127;
+    uint32_t m = (u & 0x7fffffu) | (field ? 0x800000u : 0); /* x = m * 2^(max(field, 1) - 150) */
     *q = e - mbits;
-    float s = ldexpf(ax, -*q); /* exact: only the exponent moves, and s < 2^(mbits+1) */
-    float r = floorf(s), d = s - r;
-    uint32_t n = (uint32_t)r;
-    if (d > 0.5f || (d == 0.5f && (n & 1u))) n++;
-    return n;
+    int away = *q - ((field ? field : 1) - 150);
+    if (away > 25) return 0; /* below a quarter of 2^q */
+    return (m + (1u << (away - 1)) - 1 + (m >> away & 1u)) >> away;
 }
 
 uint16_t mla_f32_f16(float x)
@@ -36,7 +30,7 @@ uint16_t mla_f32_f16(float x)
     if (u > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* >= 65520 rounds past the largest finite value */
     int q;
-    uint32_t n = round_to(mla_bits_f32(u), 10, -14, &q);
+    uint32_t n = round_to(u, 10, -14, &q);
     /* n * 2^q with n in [0, 2048]; adding n to the exponent field carries a rounded-up mantissa along */
     uint32_t field = (uint32_t)(q + 10 + 14) << 10; /* exponent field minus one, for normals */
     return (uint16_t)(sign | (field + n));
@@ -59,7 +53,7 @@ uint8_t mla_f32_e4m3(float x)
     if (u > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
     if (u >= 0x43e00000u) return (uint8_t)(sign | 0x7eu); /* >= 448 */
     int q;
-    uint32_t n = round_to(mla_bits_f32(u), 3, -6, &q);
+    uint32_t n = round_to(u, 3, -6, &q);
     uint32_t code = ((uint32_t)(q + 3 + 6) << 3) + n;
     return (uint8_t)(sign | (code > 0x7eu ? 0x7eu : code));
 }
