@@ -19,4 +19,4 @@ check-kill: all
 	@n=$${JOBS:-$$(nproc)}; seq 0 $$((n - 1)) | KILLS=$(or $(KILLS),200) PARTS=$$n xargs -P $$n -I '{}' env PART='{}' tests/e2e/kill.sh
 # The same sample as in `make check` under the sanitizers: no leak on any way out.
 failing-asan:
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' STRIDE=$(or $(STRIDE),101) check-failing
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='$(ASAN_OPT)' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' STRIDE=$(or $(STRIDE),101) check-failing

@@ -38,7 +38,7 @@ fuzz: deps
 	    $(MAKE) --no-print-directory fuzz-build && scripts/fuzz.sh run $(BUILD)/fuzz $(FUZZ_SECONDS) $(FUZZ_SEED) $(FUZZ_TARGETS); \
 	else \
 	    echo 'fuzz: $(FUZZ_CC) has no libFuzzer; mutations of the kept inputs instead'; \
-	    $(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='-O1 -g' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' $(BUILD)/asan/tests/test_fuzz && \
+	    $(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/asan OPT='$(ASAN_OPT)' CFLAGS='$(ASAN_FLAGS)' LDFLAGS='$(ASAN_FLAGS)' $(BUILD)/asan/tests/test_fuzz && \
 	    $(BUILD)/asan/tests/test_fuzz $(FUZZ_SECONDS) $(FUZZ_SEED); \
 	fi
 # make fuzz-corpus: what `make fuzz` found, minimised into tests/fuzz/corpus.
