@@ -62,18 +62,22 @@ static Choice choose(const mla_decode *d)
         best.smem = GqaSmem(k->lat, best.slots).bytes + 1024;
         return best;
     }
+    if (k->solo == TRIO) {
+        best.slots = decode_trio_pages(k->lat, k->n), best.smem = DecodeSmem(k->n, k->lat / 64 + k->rb, best.slots, TRIO, decode_trio_page(k->lat)).bytes;
+        return best;
+    }
     if (k->solo == HELD) {
         best.slots = HeldSmem::slots(k->n), best.smem = HeldSmem(k->n, best.slots).bytes + 1024;
         return best;
     }
     const int lat = k->lat / k->cl, kb = lat / 64 + k->rb; /* of one block */
     best.rows8 = k->solo > 0 && decode_rows8(lat, k->rb, k->n, k->solo, k->fp8, k->cl);
-    const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + (k->solo == TRIO ? 0 : k->rb);
+    const int unit = best.rows8 ? decode_unit(lat, k->rb) : BOX, per_page = best.rows8 ? 4 : lat / (k->fp8 ? 128 : 64) + k->rb;
     const DecodeSmem fixed(k->n, kb, 0, k->solo, unit, k->cl);
-    best.slots = k->solo == TRIO ? decode_trio_slots(lat, k->n) : (int)((SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16));
+    best.slots = (SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16);
     if (k->solo > 0 && k->fp8) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
-    if ((k->solo == TRIO && best.slots < 2 * per_page) || best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
+    if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
     return best;
 }
 

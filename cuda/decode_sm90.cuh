@@ -20,30 +20,31 @@
 #include "cuda/ptx.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { BOX = 8192, ROPES = 3, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
+enum { BOX = 8192, BAR_ALL = 1, BAR_WG = 2, SMEM_MAX = 232448 };
 
-/* Trio: a factor for every column and two flags; the running maxima and how often they have moved. Then 8 bytes a column. */
+/* Trio: a factor for every column and a flag; every column's scale and running maximum, who moved the maxima and who voted for it. Then 8
+ * bytes a column. */
 static __host__ __device__ constexpr uint32_t decode_note(int n) { return (uint32_t)n * 4 + 32; }
-static __host__ __device__ constexpr uint32_t decode_top(int n) { return (uint32_t)n * 4 + 16; }
+static __host__ __device__ constexpr uint32_t decode_top(int n) { return (uint32_t)n * 8 + 32; }
 /* Trio: where registers are short, threads of the softmax keep their totals in shared memory while they multiply. */
 static __host__ __device__ constexpr bool decode_totals(int n) { return n > 32; }
+/* Trio: bytes of a page: latents in boxes of 64 tokens x 128, then rotary keys. */
+static __host__ __device__ constexpr uint32_t decode_trio_page(int lat) { return (uint32_t)lat * 64 + BOX / 2; }
 
 /* Shared memory of one block, bytes from a 1024-byte boundary; the one place of this arithmetic (host and device). */
 struct DecodeSmem {
-    uint32_t ring, rope, q, p, totals, ex, red, colscale, limit, note, top, rows, bars, bytes;
+    uint32_t ring, q, p, totals, ex, red, colscale, limit, note, top, rows, bars, bytes;
     /* solo: number of warpgroups that work alone; 0: a pair with an exchange area; TRIO: two buffers of P and of notes.
-     * unit: bytes of a ring slot; TRIO with boxes: rotary parts of 4 KB lie in a ring of their own. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
+     * unit: bytes of a ring slot, of a trio a page. cl: blocks of a cluster; two exchange buffers of 64 x N sums for every warpgroup. */
     __host__ __device__ constexpr DecodeSmem(int N, int kboxes, int slots, int solo, int unit = BOX, int cl = 1)
-        : ring(0), rope(0), q(0), p(0), totals(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
+        : ring(0), q(0), p(0), totals(0), ex(0), red(0), colscale(0), limit(0), note(0), top(0), rows(0), bars(0), bytes(0)
     {
         const bool trio = solo == TRIO;
         ring = 0;
-        rope = ring + (uint32_t)(slots * unit);
-        const bool ropes = trio && unit == BOX;
-        q = rope + (ropes ? ROPES * BOX / 2 : 0);
+        q = ring + (uint32_t)(slots * unit);
         p = q + (uint32_t)(kboxes * N * 128);
         totals = p + (uint32_t)(N * 128 * (trio ? 2 : solo ? solo : 1));
-        ex = totals + (ropes && decode_totals(N) ? (uint32_t)N * 256 : 0);
+        ex = totals + (trio && decode_totals(N) ? (uint32_t)N * 256 : 0);
         red = ex + (trio ? 0 : solo ? (cl > 1 ? (uint32_t)(2 * solo * N * 256) : 0) : (uint32_t)N * 256);
         colscale = red + (uint32_t)(N * (trio ? 32 : solo ? 16 * solo : 32));
         limit = colscale + (uint32_t)N * 4;
@@ -51,7 +52,8 @@ struct DecodeSmem {
         top = note + (trio ? 2 * decode_note(N) : 0);
         rows = trio ? top + decode_top(N) : p;
         bars = trio ? rows + (uint32_t)N * 8 : top;
-        bytes = bars + (uint32_t)slots * 16 + 96 + (ropes ? ROPES * 16 : 0); /* full and empty per slot; turns, exchanges, queries; rotary boxes */
+        /* full and empty per slot (trio: empty per box); turns, exchanges, queries */
+        bytes = bars + (uint32_t)slots * (trio ? 8 + 8 * (kboxes / 2) : 16) + 96;
     }
 };
 
@@ -63,11 +65,10 @@ static __host__ __device__ constexpr bool decode_rows8(int lat, int rb, int nt, 
     return !fp8 && DecodeSmem(nt, lat / 64 + rb, 6, solo, decode_unit(lat, rb), cl).bytes + 1024 <= SMEM_MAX;
 }
 
-/* Slots of a trio's ring: as many whole pages as fit. Known when it is built, so that every place is a constant. */
-static __host__ __device__ constexpr int decode_trio_slots(int lat, int N)
+/* Pages of a trio's ring. Known when it is built, so that every place is a constant. */
+static __host__ __device__ constexpr int decode_trio_pages(int lat, int N)
 {
-    const int n = (int)((SMEM_MAX - 1024 - (int)DecodeSmem(N, lat / 64 + 1, 0, TRIO).bytes) / (BOX + 16));
-    return n - n % (lat / 128);
+    return (SMEM_MAX - (int)DecodeSmem(N, lat / 64 + 1, 0, TRIO).bytes) / (int)(decode_trio_page(lat) + 8 + 8 * (lat / 128));
 }
 
 #ifdef MLA_HOPPER
@@ -267,33 +268,30 @@ static __device__ __forceinline__ void load_q_any(const DecodeP &d, char *smem, 
     }
 }
 
-/* One thread fetches the tile's bf16 rows by q_map and q2_map: the same places in shared memory, a dozen instructions. PARTS: in
- * as many boxes of rows, part `first` first. */
-template <int LAT, int N, int RB, int PARTS = 1>
-static __device__ __forceinline__ void fetch_q(const DecodeP &d, uint32_t q, uint32_t bar, int b, int lat0, int first = 0)
+/* One thread fetches the tile's bf16 rows by q_map and q2_map: the same places in shared memory, a dozen instructions. */
+template <int LAT, int N, int RB>
+static __device__ __forceinline__ void fetch_q(const DecodeP &d, uint32_t q, uint32_t bar, int b, int lat0)
 {
     const int row = blockIdx.z * d.Hg + blockIdx.y * N;
     mbar_expect(bar, (LAT / 64 + RB) * N * 128);
 #pragma unroll 1
     for (int i = 0; i < LAT / 64 + RB; i++)
-#pragma unroll
-        for (int h = 0; h < PARTS; h++)
-            tma_box_keep(q + (i * N + h * (N / PARTS)) * 128, i < LAT / 64 ? &d.q_map : &d.q2_map, bar, i < LAT / 64 ? lat0 + 64 * i : 64 * i - LAT, row + (first ^ h) * (N / PARTS), b);
+        tma_box_keep(q + i * N * 128, i < LAT / 64 ? &d.q_map : &d.q2_map, bar, i < LAT / 64 ? lat0 + 64 * i : 64 * i - LAT, row, b);
 }
 
 /* Query rows of one tile into shared memory, K-major swizzled boxes of 64: latent boxes first, then rotary; WARPS warps,
- * 8 values a thread at a time; rows are turned so that row `first` comes first; b = -1: zeros, nothing is read. FP8: f16
+ * 8 values a thread at a time; b = -1: zeros, nothing is read. FP8: f16
  * after an exact power of two that brings the row's largest value near 2^8, so that f16 neither overflows nor flushes;
  * values are permuted within 64 as the fragments of the cache are. bar: the boxes are on their way (fetch_q). */
 template <int LAT, int N, int RB, bool FP8, int WARPS>
-static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0, int first = 0, uint32_t bar = 0, uint32_t phase = 0)
+static __device__ __forceinline__ void load_q(const DecodeP &d, char *smem, const DecodeSmem &sm, int b, int len, int lat0 = 0, uint32_t bar = 0, uint32_t phase = 0)
 {
     constexpr int T = WARPS * 32;
     const QRows rows(smem, sm);
     float *colscale = rows.colscale;
     int *limit = rows.limit;
     if (threadIdx.x < N) {
-        const int n = threadIdx.x, row = blockIdx.y * N + (n + first) % N, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
+        const int n = threadIdx.x, row = blockIdx.y * N + n, t = row / d.Hg, h = blockIdx.z * d.Hg + row % d.Hg;
         limit[n] = b >= 0 && row < d.rows ? min(len, len - d.s_q + t + 1) : -1; /* negative: not a row; made positive below */
         colscale[n] = FP8 ? 0.f : d.scale;                           /* FP8: the row's largest magnitude first */
         rows.offset[2 * n] = b * d.q.b + t * d.q.t + h * d.q.h + lat0;
@@ -321,9 +319,8 @@ static __device__ __forceinline__ int piece_end(const DecodeP &d, int b, int2 to
     if (b != to.x) end = (d.len[b] + 63) >> 6;
     return end;
 }
-/* The copying warp: pages of the block's share, box by box, as slots come free. APART: rotary parts into their own ring, in
- * a cluster the block's half. */
-template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL, bool APART = false>
+/* The copying warp: pages of the block's share, box by box, as slots come free. */
+template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
                                const DecodeSmem &sm)
 {
@@ -333,8 +330,8 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
     const uint32_t full = base + sm.bars, empty = full + d.slots * 8;
     const int2 from = part_begin(d, blockIdx.x / CL), to = part_begin(d, blockIdx.x / CL + 1);
     const int col = d.lat_col + (blockIdx.z * CL + (CL > 1 ? cluster_rank() : 0)) * LAT;
-    int slot = 0, rope = 0;
-    uint32_t phase = 0, rope_phase = 0;
+    int slot = 0;
+    uint32_t phase = 0;
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int i0 = b == from.x ? from.y : 0, i1 = piece_end(d, b, to);
         for (int at = i0; at < i1; at += 32) {
@@ -355,7 +352,7 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
                 }
-                for (int x = 0; !ROWS8 && x < NB + (APART ? 0 : RB) + DROP; x++) {
+                for (int x = 0; !ROWS8 && x < NB + RB + DROP; x++) {
                     if (lane == 0) {
                         const bool rope = RB && x >= NB && x < NB + RB;
                         const int box = x < NB ? x : x - NB - RB;
@@ -365,15 +362,6 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                                 rope ? d.rope_col + (x - NB) * 64 : col + box * BW, 0, page);
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
-                }
-                if (APART) {
-                    const uint32_t bar = full + d.slots * 16 + 96 + rope * 8;
-                    if (lane == 0) {
-                        mbar_wait(bar + ROPES * 8, rope_phase ^ 1);
-                        mbar_expect(bar, BOX / 2);
-                        tma_box(base + sm.rope + rope * (BOX / 2), mr, bar, policy, d.rope_col + (CL > 1 ? 32 * (int)cluster_rank() : 0), 0, page);
-                    }
-                    if (++rope == ROPES) rope = 0, rope_phase ^= 1;
                 }
                 __syncwarp();
             }

@@ -6,6 +6,7 @@
  * maximum is common to both: messages look at it, and may move it, in order. */
 #ifndef MLA_CUDA_DECODE_TRIO_CUH
 #define MLA_CUDA_DECODE_TRIO_CUH
+#include "cuda/decode_trio_copy.cuh"
 #include "cuda/decode_trio_softmax.cuh"
 #include "cuda/decode_trio_sums.cuh"
 
@@ -13,7 +14,7 @@ enum { TRIO_THREADS = 512 };
 
 #ifdef MLA_HOPPER
 /* Both roles walk over the sequences and pages of the block's part of the plan; b = -1: queries of nobody (decode_walk.cuh). */
-template <typename Role, typename F> static __device__ __forceinline__ void trio_walk(const DecodeP &d, Role &k, F pages)
+template <typename Role> static __device__ __forceinline__ void trio_walk(const DecodeP &d, Role &k)
 {
     const int part = blockIdx.x;
     int2 from = make_int2(0, 0), to = from;
@@ -28,7 +29,7 @@ template <typename Role, typename F> static __device__ __forceinline__ void trio
             continue;
         }
         k.begin();
-        pages(len, i0, i1);
+        k.pages(len, i0, i1);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
         k.finish(b, i0 == 0 && i1 == n, ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + part) * 2 + (i0 > 0 ? 0 : 1));
     }
@@ -41,37 +42,27 @@ __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(1024) char smem_raw[];
-    char *smem = smem_1024(smem_raw);
     constexpr int SUMS = N <= 24 ? 120 : N <= 32 ? 136 : 144, SOFTMAX = N <= 24 ? 104 : N <= 32 ? 88 : 80; /* registers of a thread, 96 at the start: 224 together at most */
-    constexpr int SLOTS = decode_trio_slots(LAT, N);
-    const DecodeSmem sm(N, LAT / 64 + 1, SLOTS, TRIO);
-    constexpr uint32_t base = TRIO_AT;
-    if (smem_u32(smem) != TRIO_AT) __trap();
-    if (threadIdx.x == 0) {
-        const uint32_t bar = base + sm.bars + 16 * SLOTS;
-        const int counts[12] = {4, 4, 8, 8, 1, 1, 1, 1, 4, 8, 8, 1}; /* as TrioRole names them */
-        for (int i = 0; i < 12; i++) mbar_init(bar + i * 8, counts[i]);
-    }
-    if (threadIdx.x == 0)
-        for (int i = 0; i < ROPES; i++) mbar_init(base + sm.bars + (2 * SLOTS + 12 + i) * 8, 1), mbar_init(base + sm.bars + (2 * SLOTS + 12 + ROPES + i) * 8, 4);
-    if (threadIdx.x < (2 * decode_note(N) + decode_top(N)) / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
-    init_ring(base + sm.bars, SLOTS, 4);
+    constexpr DecodeSmem sm(N, LAT / 64 + 1, decode_trio_pages(LAT, N), TRIO, decode_trio_page(LAT));
+    if (smem_u32(smem_raw) != TRIO_AT) __trap();
+    if (threadIdx.x == 0) TrioRole<LAT, N>::init_bars(TRIO_AT + sm.bars);
+    if (threadIdx.x < (2 * decode_note(N) + decode_top(N)) / 4) ((int *)(smem_raw + sm.note))[threadIdx.x] = 0;
+    __syncthreads();
     if (threadIdx.x >= TRIO_THREADS) {
         regs_shrink<32>();
         grid_wait();
-        if (threadIdx.x < TRIO_THREADS + 32) produce<LAT, 1, true, 0, false, 1, true>(&mc, &mr, d, base, sm);
+        TrioCopy<LAT, N> k(&mc, &mr, d, smem_raw, sm);
+        if (threadIdx.x < TRIO_THREADS + 32) k.run();
         __syncwarp();
     } else if (threadIdx.x < 256) {
         regs_grow<SUMS>();
-        TrioSums<LAT, N> k(d, smem, sm);
-        trio_walk(d, k, [&](int len, int i0, int i1) {
-            for (int i = i0; i < i1; i++) k.page(64 * i + 64 <= len);
-        });
+        TrioSums<LAT, N> k(d, smem_raw, sm);
+        trio_walk(d, k);
     } else {
         if constexpr (SOFTMAX > 96) regs_grow<SOFTMAX>();
         else regs_shrink<SOFTMAX>();
-        TrioSoftmax<LAT, N> k(d, smem, sm);
-        trio_walk(d, k, [&](int len, int i0, int i1) { k.pages(len, i0, i1); });
+        TrioSoftmax<LAT, N> k(d, smem_raw, sm);
+        trio_walk(d, k);
     }
 #endif
 }

@@ -27,7 +27,7 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
         bar_sync(BAR_ALL, S::ALL);
         if (bar && threadIdx.x == 0) fetch_q<LAT, S::NT, RB>(d, smem_u32(smem) + sm.q, bar, b, k.rank * LAT);
         __syncwarp(); /* the warp meets again before its barriers */
-        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT, 0, bar, pieces & 1);
+        load_q<LAT, S::NT, RB, FP8, NW * 4>(d, smem, sm, b, len, k.rank * LAT, bar, pieces & 1);
         fence_async_smem();
         bar_sync(BAR_ALL, S::ALL);
         if (b < 0) {

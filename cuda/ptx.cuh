@@ -29,6 +29,17 @@ static __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
                  "r"(parity)
                  : "memory");
 }
+/* The same, if yes. */
+static __device__ __forceinline__ void mbar_wait_if(uint32_t bar, uint32_t parity, int yes)
+{
+    asm volatile("{.reg .pred q, r; setp.eq.b32 r, %2, 0;\n"
+                 "@r bra DONE;\n"
+                 "WAIT: mbarrier.try_wait.parity.shared::cta.b64 q, [%0], %1;\n"
+                 "@!q bra WAIT;\n"
+                 "DONE:}" ::"r"(bar),
+                 "r"(parity), "r"(yes)
+                 : "memory");
+}
 static __device__ __forceinline__ void store_if(uint32_t addr, float x, int yes)
 {
     asm volatile("{.reg .pred q; setp.ne.b32 q, %2, 0; @q st.shared.f32 [%0], %1;}" ::"r"(addr), "f"(x), "r"(yes) : "memory");
@@ -164,6 +175,13 @@ static __device__ __forceinline__ void lds128(uint32_t (&v)[4], uint32_t addr)
 {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
 }
+static __device__ __forceinline__ uint32_t lds32(uint32_t addr)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+    return v;
+}
+static __device__ __forceinline__ void sts32(uint32_t addr, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Pins accumulators in registers before a fence: the compiler may not sink their last ordinary write below it. */
 template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
