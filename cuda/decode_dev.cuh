@@ -47,6 +47,13 @@ static __device__ __forceinline__ int2 part_split(const DecodeP &d, int b)
     return n > 0 ? make_int2(0, min(d.parts, n) - 1) : make_int2(1, 0);
 }
 
+/* Number of the partial output that a part leaves of a sequence that begins in it, or that began before; tile: of all groups. What one
+ * sequence leaves lies side by side, but for its first: the merge meets half as many pages of memory. */
+static __device__ __forceinline__ int part_slot(const DecodeP &d, int tile, int part, bool begins)
+{
+    return (tile * 2 + (begins ? 1 : 0)) * d.parts + part;
+}
+
 static __device__ __forceinline__ float load_f32(const void *p, bool f32, size_t i)
 {
     return f32 ? ((const float *)p)[i] : __bfloat162float(((const __nv_bfloat16 *)p)[i]);

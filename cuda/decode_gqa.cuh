@@ -233,7 +233,6 @@ __global__ void __launch_bounds__(GQA_WARPS * 32 + 32, 1)
         });
         return;
     }
-    const int part = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 2;
     k.walk([&](int b, int i0, int i1, int n) {
         k.begin(b);
         for (int i = i0; i < i1; i++, next()) {
@@ -242,7 +241,7 @@ __global__ void __launch_bounds__(GQA_WARPS * 32 + 32, 1)
             __syncwarp();
             mbar_arrive_if(empty + slot * 8, k.lane == 0);
         }
-        k.finish(b, i0 == 0 && i1 == n, part + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == n, part_slot(d, blockIdx.z * d.tiles + blockIdx.y, blockIdx.x, i0 == 0));
     });
     grid_release();
 #endif

@@ -28,7 +28,7 @@ template <typename Role> static __device__ __forceinline__ void held_walk(const 
         k.queries(b, len);
         k.pages(len, i0, i1);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
-        k.finish(b, i0 == 0 && i1 == n, ((blockIdx.z * d.tiles + k.tile) * d.parts + part) * 2 + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == n, part_slot(d, blockIdx.z * d.tiles + k.tile, part, i0 == 0));
     }
 }
 #endif

@@ -36,8 +36,7 @@ static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __g
         const bool any = sp.x != sp.y;
         if (waits) grid_wait(); /* the plan is older than the decode, every block of which had waited for it before this kernel came */
         waits = false;
-        const size_t base = (size_t)(grp * tiles + row / N) * d.parts;
-        auto slot = [&](int p) { return ((base + p) * 2 + (p == sp.x ? 1 : 0)) * N + row % N; };
+        auto slot = [&](int p) { return (size_t)part_slot(d, grp * tiles + row / N, p, p == sp.x) * N + row % N; };
         const int last = any ? sp.y : -1;
         float mx = -CUDART_INF_F, sum = 0.f;
         float4 x = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -319,8 +319,7 @@ static __device__ __forceinline__ void consume(const DecodeP &d, char *smem, con
             k.pv(len - blk * 64 < 64, len - blk * 64);
             k.pos = k.pos.at(Consumer<LAT, N, RB, FP8, DROP>::NB + RB + DROP, d.slots);
         }
-        k.finish(b, i0 == 0 && i1 == n,
-                 ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 2 + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == n, part_slot(d, blockIdx.z * d.tiles + blockIdx.y, blockIdx.x, i0 == 0));
     }
 }
 #endif

@@ -31,7 +31,7 @@ template <typename Role> static __device__ __forceinline__ void trio_walk(const 
         k.begin();
         k.pages(len, i0, i1);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
-        k.finish(b, i0 == 0 && i1 == n, ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + part) * 2 + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == n, part_slot(d, blockIdx.z * d.tiles + blockIdx.y, part, i0 == 0));
     }
 }
 #endif

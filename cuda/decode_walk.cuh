@@ -39,8 +39,7 @@ static __device__ __forceinline__ void consume_solo(const DecodeP &d, char *smem
         k.pages(i0, i1, len, done);
         if (b >= to.x - (to.y == 0)) grid_release(); /* the last sequence; the merge may be launched, it waits before it reads */
         done += (uint32_t)(i1 - i0), pieces++;
-        k.finish(b, i0 == 0 && i1 == (len + 63) >> 6,
-                 ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / CL) + part) * 2 + (i0 > 0 ? 0 : 1));
+        k.finish(b, i0 == 0 && i1 == (len + 63) >> 6, part_slot(d, blockIdx.z * d.tiles + blockIdx.y, part, i0 == 0));
     }
 }
 #endif
