@@ -77,7 +77,7 @@ static Choice choose(const mla_decode *d)
     best.slots = (SMEM_MAX - 1024 - (int)fixed.bytes) / (unit + 16);
     if (k->solo > 0 && k->fp8) best.slots -= best.slots % per_page;
     best.smem = DecodeSmem(k->n, kb, best.slots, k->solo, unit, k->cl).bytes + 1024;
-    if (best.slots < per_page - k->drop + (k->drop ? 1 : 0) || per_page + k->drop >= 3 * best.slots) best.k = NULL;
+    if (best.slots < per_page) best.k = NULL;
     return best;
 }
 

@@ -71,7 +71,6 @@ struct DecodeKernel {
     int lat, n, rb, fp8;
     int wgs;  /* consumer warpgroups; 0: keys and values of their own (decode_gqa.cuh) */
     int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: two for the softmax, two for the sums; HELD: one and two, queries in registers */
-    int drop;
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
 };

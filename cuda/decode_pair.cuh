@@ -1,7 +1,6 @@
-/* The pair kernel: two consumer warpgroups share each page. Each sums S over its own boxes (even or odd), the halves are
+/* The pair kernel (e4m3): two consumer warpgroups share each page. Each sums S over its own boxes (even or odd), the halves are
  * exchanged so that each owns 32 tokens of the softmax, and each owns the output tiles of its own boxes: half the
- * registers per thread, for wide tiles and large latents. DROP: the first boxes of a page do not stay in the ring
- * between S and O but are fetched again, from L2, when the page is larger than the ring. */
+ * registers per thread, for large latents. */
 #ifndef MLA_CUDA_DECODE_PAIR_CUH
 #define MLA_CUDA_DECODE_PAIR_CUH
 #include "cuda/decode_sm90.cuh"
@@ -10,9 +9,9 @@ enum { CONSUMERS = 256 };
 
 #ifdef MLA_HOPPER
 /* One block of the ring walk for one warpgroup: everything a consumer keeps across pages. */
-template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
-    using RingPos = RingPosOf<DROP ? 3 : 1>;
-    static constexpr int NB = FP8 ? LAT / 128 : LAT / 64, OWN = NB / 2, TILES = LAT / 128, NC = N / 4;
+template <int LAT, int N> struct Pair {
+    using RingPos = RingPosOf<1>;
+    static constexpr int NB = LAT / 128, OWN = NB / 2, TILES = LAT / 128, NC = N / 4;
     const DecodeP &d;
     char *smem;
     uint32_t base;
@@ -21,7 +20,7 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
     float acc[TILES][N / 2], m[NC], l[NC];
     RingPos pos;
 
-    __device__ __forceinline__ Consumer(const DecodeP &d_, char *smem_, const DecodeSmem &sm_)
+    __device__ __forceinline__ Pair(const DecodeP &d_, char *smem_, const DecodeSmem &sm_)
         : d(d_), smem(smem_), base(smem_u32(smem_)), sm(sm_), pos{0, 0}
     {
         wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), t = threadIdx.x & 127, w = __shfl_sync(~0u, t >> 5, 0), lane = t & 31, g = lane >> 2, c = lane & 3;
@@ -46,37 +45,16 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
             const RingPos r = pos.at(box, d.slots);
             const uint32_t at = slot_addr(r), q = base + sm.q;
             wait_full(r);
-            if constexpr (FP8) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const uint32_t lo = at + rowa * 128 + (((half * 4 + c) ^ sw) << 4);
-                    qk_fp8_row<N, 4>(s, a, lo, lo + 8 * 128, wgmma_lo(q) + (((2 * box + half) * N * 128) >> 4), jj == 0 && half == 0);
-                }
-            } else {
-                wgmma_fence();
-                qk_bf16<N, 4>(s, wgmma_lo(at), wgmma_lo(q) + ((box * N * 128) >> 4));
-                if (DROP && 2 * jj < DROP) {
-                    wgmma_commit();
-                    wgmma_wait<0>();
-                    release(r);
-                    wgmma_fence();
-                }
+            for (int half = 0; half < 2; half++) {
+                const uint32_t lo = at + rowa * 128 + (((half * 4 + c) ^ sw) << 4);
+                qk_fp8_row<N, 4>(s, a, lo, lo + 8 * 128, wgmma_lo(q) + (((2 * box + half) * N * 128) >> 4), jj == 0 && half == 0);
             }
         }
-#pragma unroll
-        for (int i = 0; i < RB; i++) { /* rotary boxes: half of the k-steps each */
-            const RingPos r = pos.at(NB + i, d.slots);
-            const uint32_t q = base + sm.q + (LAT / 64 + i) * N * 128 + wg * 64;
-            wait_full(r);
-            if constexpr (FP8) {
-                const uint32_t lo = slot_addr(r) + rowa * 64 + c * 16 + wg * 8;
-                qk_fp8_row<N, 2>(s, a, lo, lo + 8 * 64, wgmma_lo(q), false);
-            } else {
-                wgmma_fence();
-                qk_bf16<N, 2>(s, wgmma_lo(slot_addr(r) + wg * 64), wgmma_lo(q));
-            }
-        }
-        if (!FP8) wgmma_commit();
+        const RingPos r = pos.at(NB, d.slots); /* rotary keys: half of the k-steps each */
+        wait_full(r);
+        const uint32_t lo = slot_addr(r) + rowa * 64 + c * 16 + wg * 8;
+        qk_fp8_row<N, 2>(s, a, lo, lo + 8 * 64, wgmma_lo(base + sm.q + LAT / 64 * N * 128 + wg * 64), false);
         wgmma_wait<0>();
         wgmma_pin(s);
     }
@@ -91,74 +69,36 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
     __device__ __forceinline__ void pv_box(int jj, RingPos r)
     {
         const uint32_t at = slot_addr(r), p = wgmma_lo(base + sm.p);
-        if constexpr (FP8) {
-            uint32_t a[2][2][4];
-            const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
+        uint32_t a[2][2][4];
+        const uint32_t off = (g & 3) * 4, ch = 2 * w + (g >> 2);
 #pragma unroll
-            for (int ks = 0; ks < 4; ks++) {
-                uint32_t v[4];
+        for (int ks = 0; ks < 4; ks++) {
+            uint32_t v[4];
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int tk = 16 * ks + tok8(2 * c + (e & 1)) + 8 * (e >> 1);
-                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v[e]) : "r"(at + tk * 128 + ((ch ^ (tk & 7)) << 4) + off));
-                }
-                if (ks > 1) wgmma_wait<1>();
-                pv_frags(a[ks & 1], v);
-                wgmma_fence();
-                Wgmma<N>::template rs<true>(acc[2 * jj], a[ks & 1][0], wgmma_at(p, ks * 32));
-                Wgmma<N>::template rs<true>(acc[2 * jj + 1], a[ks & 1][1], wgmma_at(p, ks * 32));
-                wgmma_commit();
+            for (int e = 0; e < 4; e++) {
+                const int tk = 16 * ks + tok8(2 * c + (e & 1)) + 8 * (e >> 1);
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v[e]) : "r"(at + tk * 128 + ((ch ^ (tk & 7)) << 4) + off));
             }
-        } else {
-#pragma unroll
-            for (int ks = 0; ks < 4; ks++)
-                Wgmma<N>::template ss<false, 1>(acc[jj], wgmma_at(wgmma_lo(at), ks * 2048), wgmma_at(p, ks * 32));
+            if (ks > 1) wgmma_wait<1>();
+            pv_frags(a[ks & 1], v);
+            wgmma_fence();
+            Wgmma<N>::template rs<true>(acc[2 * jj], a[ks & 1][0], wgmma_at(p, ks * 32));
+            Wgmma<N>::template rs<true>(acc[2 * jj + 1], a[ks & 1][1], wgmma_at(p, ks * 32));
             wgmma_commit();
         }
     }
 
-    __device__ __forceinline__ void pv(bool partial, int valid)
+    __device__ __forceinline__ void pv()
     {
-        RingPos last = pos;
-        bool any = false;
 #pragma unroll
         for (int i = 0; i < TILES; i++) wgmma_pin(acc[i]);
         wgmma_fence();
 #pragma unroll
         for (int jj = 0; jj < OWN; jj++) {
-            if (2 * jj < DROP) continue;
             const RingPos r = pos.at(2 * jj + wg, d.slots);
             pv_box(jj, r);
-            if (FP8) {
-                wgmma_wait<0>();
-                release(r);
-            } else {
-                if (any) {
-                    wgmma_wait<1>();
-                    release(last);
-                }
-                last = r, any = true;
-            }
-        }
-        if (!FP8) {
             wgmma_wait<0>();
-            release(last);
-        }
-        if constexpr (DROP > 0) {
-#pragma unroll
-            for (int jj = 0; jj < DROP / 2; jj++) { /* the boxes that did not stay: fetched again, from L2 */
-                const RingPos r = pos.at(NB + RB + 2 * jj + wg, d.slots);
-                wait_full(r);
-                if (partial) {
-                    zero_tail(r, valid);
-                    fence_async_smem();
-                    bar_sync(BAR_WG + wg, 128);
-                }
-                wgmma_fence();
-                pv_box(jj, r);
-                wgmma_wait<0>();
-                release(r);
-            }
+            release(r);
         }
     }
 
@@ -171,11 +111,10 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
         for (int j = 0; j < N / 8; j++)
             ex[(wg * (N / 8) + j) * 128 + t] = wg ? make_float2(s[4 * j], s[4 * j + 1]) : make_float2(s[4 * j + 2], s[4 * j + 3]);
         bar_sync(BAR_ALL, CONSUMERS);
-        if (wg == 0)
-            for (int i = 0; i < RB; i++) release(pos.at(NB + i, d.slots));
+        if (wg == 0) release(pos.at(NB, d.slots));
         const float2 *sc = (const float2 *)(smem + sm.colscale);
         const int2 *lim = (const int2 *)(smem + sm.limit);
-        const int token = blk * 64 + 16 * w + 8 * wg + (FP8 ? tok8(g) : g);
+        const int token = blk * 64 + 16 * w + 8 * wg + tok8(g);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             const float2 o = ex[((1 - wg) * (N / 8) + j) * 128 + t], k = sc[4 * j + c];
@@ -213,13 +152,12 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             const int r = lane & 7;
-            stmatrix_trans(base + sm.p + (8 * j + r) * 128 + (((2 * w + wg) ^ r) << 4), pack2<FP8>(v[2 * j], v[2 * j + 1]));
+            stmatrix_trans(base + sm.p + (8 * j + r) * 128 + (((2 * w + wg) ^ r) << 4), pack2<true>(v[2 * j], v[2 * j + 1]));
         }
         const int valid = len - blk * 64;
         if (valid < 64)
 #pragma unroll
-            for (int jj = 0; jj < OWN; jj++)
-                if (2 * jj >= DROP) zero_tail(pos.at(2 * jj + wg, d.slots), valid);
+            for (int jj = 0; jj < OWN; jj++) zero_tail(pos.at(2 * jj + wg, d.slots), valid);
         fence_async_smem();
         bar_sync(BAR_ALL, CONSUMERS);
         if (__any_sync(~0u, moved))
@@ -283,8 +221,7 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
             for (int i = 0; i < TILES; i++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int lat = FP8 ? 128 * (2 * (i >> 1) + wg) + (8 * w + g) * 4 + 2 * (i & 1) + half
-                                        : 64 * (2 * i + wg) + 16 * w + g + 8 * half;
+                    const int lat = 128 * (2 * (i >> 1) + wg) + (8 * w + g) * 4 + 2 * (i & 1) + half;
                     const float x = acc[i][4 * (k >> 1) + 2 * half + (k & 1)] * inv;
                     if (!whole) d.po[po + lat] = x;
                     else store_f32((void *)d.o.p, d.o.f32, oo + lat, x);
@@ -298,16 +235,16 @@ template <int LAT, int N, int RB, bool FP8, int DROP> struct Consumer {
     }
 };
 
-template <int LAT, int N, int RB, bool FP8, int DROP>
+template <int LAT, int N>
 static __device__ __forceinline__ void consume(const DecodeP &d, char *smem, const DecodeSmem &sm)
 {
-    Consumer<LAT, N, RB, FP8, DROP> k(d, smem, sm);
+    Pair<LAT, N> k(d, smem, sm);
     const int2 from = part_begin(d, blockIdx.x), to = part_begin(d, blockIdx.x + 1);
     for (int b = from.x; b <= to.x && b < d.B; b++) {
         const int len = d.len[b], n = (len + 63) >> 6, i0 = b == from.x ? from.y : 0, i1 = b == to.x ? to.y : n;
         if (i0 >= i1) continue;
         bar_sync(BAR_ALL, CONSUMERS);
-        load_q<LAT, N, RB, FP8, CONSUMERS / 32>(d, smem, sm, b, len);
+        load_q<LAT, N, 1, true, CONSUMERS / 32>(d, smem, sm, b, len);
         fence_async_smem();
         bar_sync(BAR_ALL, CONSUMERS);
         k.begin();
@@ -316,31 +253,31 @@ static __device__ __forceinline__ void consume(const DecodeP &d, char *smem, con
             float s[N / 2];
             k.qk(s);
             k.softmax(s, blk, len, min_limit);
-            k.pv(len - blk * 64 < 64, len - blk * 64);
-            k.pos = k.pos.at(Consumer<LAT, N, RB, FP8, DROP>::NB + RB + DROP, d.slots);
+            k.pv();
+            k.pos = k.pos.at(Pair<LAT, N>::NB + 1, d.slots);
         }
         k.finish(b, i0 == 0 && i1 == n, part_slot(d, blockIdx.z * d.tiles + blockIdx.y, blockIdx.x, i0 == 0));
     }
 }
 #endif
 
-template <int LAT, int N, int RB, bool FP8, int DROP>
+template <int LAT, int N>
 __global__ void __launch_bounds__(CONSUMERS + 128, 1)
     decode_pair(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(1024) char smem_raw[];
     char *smem = smem_1024(smem_raw);
-    const DecodeSmem sm(N, LAT / 64 + RB, d.slots, 0);
+    const DecodeSmem sm(N, LAT / 64 + 1, d.slots, 0);
     const uint32_t base = smem_u32(smem);
     init_ring(base + sm.bars, d.slots, 4);
     grid_wait();
     if (threadIdx.x >= CONSUMERS) {
         regs_shrink<24>();
-        if (threadIdx.x < CONSUMERS + 32) produce<LAT, RB, FP8, DROP, false, 1>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < CONSUMERS + 32) produce<LAT, 1, true, false, 1>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<240>();
-        consume<LAT, N, RB, FP8, DROP>(d, smem, sm);
+        consume<LAT, N>(d, smem, sm);
     }
 #endif
 }

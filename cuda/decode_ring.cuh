@@ -41,7 +41,7 @@ static __device__ __forceinline__ int piece_end(const DecodeP &d, int b, int2 to
     return end;
 }
 /* The copying warp: pages of the block's share, box by box, as slots come free. */
-template <int LAT, int RB, bool FP8, int DROP, bool ROWS8, int CL>
+template <int LAT, int RB, bool FP8, bool ROWS8, int CL>
 static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d, uint32_t base,
                                const DecodeSmem &sm)
 {
@@ -73,14 +73,13 @@ static __device__ void produce(const CUtensorMap *mc, const CUtensorMap *mr, con
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
                 }
-                for (int x = 0; !ROWS8 && x < NB + RB + DROP; x++) {
+                for (int x = 0; !ROWS8 && x < NB + RB; x++) {
                     if (lane == 0) {
                         const bool rope = RB && x >= NB && x < NB + RB;
-                        const int box = x < NB ? x : x - NB - RB;
                         mbar_wait(empty + slot * 8, phase ^ 1);
                         mbar_expect(full + slot * 8, rope && FP8 ? BOX / 2 : BOX);
                         tma_box(base + sm.ring + slot * BOX, rope ? mr : mc, full + slot * 8, policy,
-                                rope ? d.rope_col + (x - NB) * 64 : col + box * BW, 0, page);
+                                rope ? d.rope_col + (x - NB) * 64 : col + x * BW, 0, page);
                     }
                     if (++slot == d.slots) slot = 0, phase ^= 1;
                 }

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(NW * 128 + 128, 1)
     if (threadIdx.x >= NW * 128) {
         regs_shrink<24>();
         grid_wait();
-        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, 0, ROWS8, CL>(&mc, &mr, d, base, sm);
+        if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, ROWS8, CL>(&mc, &mr, d, base, sm);
     } else {
         regs_grow<NW == 2 ? 240 : 160>();
         consume_solo<LAT, N, RB, FP8, NW, SPLIT, CL>(d, smem, sm);
