@@ -174,13 +174,7 @@ template <int LAT, int N> struct Pair {
         float2 *red = (float2 *)(smem + sm.red);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
-            float2 x = make_float2(v[2 * j], v[2 * j + 1]);
-#pragma unroll
-            for (int o = 4; o < 32; o <<= 1) {
-                const float ax = __shfl_xor_sync(~0u, x.x, o), ay = __shfl_xor_sync(~0u, x.y, o);
-                x.x = MAX ? fmaxf(x.x, ax) : x.x + ax;
-                x.y = MAX ? fmaxf(x.y, ay) : x.y + ay;
-            }
+            const float2 x = over_rows<MAX>(make_float2(v[2 * j], v[2 * j + 1]));
             if (g == 0) red[(4 * j + c) * 8 + (wg * 4 + w)] = x;
         }
         bar_sync(BAR_ALL, CONSUMERS);

@@ -9,7 +9,7 @@ template <int WRAPS> struct RingPosOf {
     uint32_t phase;
     __device__ __forceinline__ RingPosOf at(int ahead, int slots) const
     {
-        RingPosOf r = {slot + ahead, phase}; /* ahead < 3 slots; selects, no branches between wgmmas */
+        RingPosOf r = {slot + ahead, phase}; /* `ahead` goes round WRAPS times at most; selects, no branches between wgmmas */
 #pragma unroll
         for (int i = 0; i < WRAPS; i++) {
             const bool over = r.slot >= slots;

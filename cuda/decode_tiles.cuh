@@ -81,6 +81,17 @@ static __device__ __forceinline__ void pv_frags(uint32_t (&a)[2][4], const uint3
     }
 }
 
+/* Over the 8 lanes g of a warp: the largest, or the sum. */
+template <bool MAX> static __device__ __forceinline__ float2 over_rows(float2 y)
+{
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) {
+        const float ax = __shfl_xor_sync(~0u, y.x, o), ay = __shfl_xor_sync(~0u, y.y, o);
+        y.x = MAX ? fmaxf(y.x, ax) : y.x + ax;
+        y.y = MAX ? fmaxf(y.y, ay) : y.y + ay;
+    }
+    return y;
+}
 /* A thread's sums of S, columns 8j + 2c + {0, 1}: times the columns' scales. */
 template <int M> static __device__ __forceinline__ void scale_columns(float (&s)[M], const float *scales, int c)
 {

@@ -67,13 +67,7 @@ template <int LAT, int N> struct TrioTotals : TrioKeys<LAT, N> {
         float2 *to = red(mine);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
-            float2 y = make_float2(v[2 * j], v[2 * j + 1]);
-#pragma unroll
-            for (int o = 4; o < 32; o <<= 1) {
-                const float ax = __shfl_xor_sync(~0u, y.x, o), ay = __shfl_xor_sync(~0u, y.y, o);
-                y.x = MAX ? fmaxf(y.x, ax) : y.x + ax;
-                y.y = MAX ? fmaxf(y.y, ay) : y.y + ay;
-            }
+            const float2 y = over_rows<MAX>(make_float2(v[2 * j], v[2 * j + 1]));
             if (g == 0) to[(4 * j + c) * 4 + w] = y;
         }
         bar_sync(BAR_WG + mine, 128);

@@ -6,13 +6,6 @@
 #include "cuda/linear_few_ring.cuh"
 
 #ifdef MLA_HOPPER
-static __device__ __forceinline__ uint2 lds64(uint32_t at)
-{
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
-}
-
 /* d (16 x 8) += a (16 x 16) b (16 x 8): a's upper rows are 8 rows of weights in some columns, the lower rows the same 8 in as many
  * others; b's left half is 4 tokens in the former, its right half the same 4 in the latter. Two quarters of d are sums, two are nothing. */
 static __device__ __forceinline__ void mma_two(float (&d)[4], const uint4 &a, const uint2 &b)

@@ -19,28 +19,6 @@ static inline __host__ __device__ int x_at(int stages) { return bars_at(stages) 
 #ifdef MLA_HOPPER
 enum { AHEAD = 12 }; /* stages a block has in L2 at most: 26 MB of all blocks */
 
-static __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src),
-                 "r"(bytes), "r"(bar), "l"(policy)
-                 : "memory");
-}
-static __device__ __forceinline__ void l2_fetch(const void *p, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
-static __device__ __forceinline__ bool mbar_ready(uint32_t bar, uint32_t parity)
-{
-    uint32_t r;
-    asm volatile("{.reg .pred q; mbarrier.test_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}" : "=r"(r) : "r"(bar), "r"(parity) : "memory");
-    return r;
-}
-static __device__ __forceinline__ bool elect_one(void)
-{
-    uint32_t r;
-    asm volatile("{.reg .pred q; elect.sync _|q, 0xffffffff; selp.u32 %0, 1, 0, q;}" : "=r"(r));
-    return r;
-}
 /* Draws a tile of a phase after the blocks' first ones: by one thread, once for every tile there is. */
 static __device__ __forceinline__ int draw(unsigned *drawn, int tiles)
 {

@@ -29,7 +29,14 @@ static __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
                  "r"(parity)
                  : "memory");
 }
-/* The same, if yes. */
+/* Whether it is that far. */
+static __device__ __forceinline__ bool mbar_ready(uint32_t bar, uint32_t parity)
+{
+    uint32_t r;
+    asm volatile("{.reg .pred q; mbarrier.test_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}" : "=r"(r) : "r"(bar), "r"(parity) : "memory");
+    return r;
+}
+/* mbar_wait, if yes. */
 static __device__ __forceinline__ void mbar_wait_if(uint32_t bar, uint32_t parity, int yes)
 {
     asm volatile("{.reg .pred q, r; setp.eq.b32 r, %2, 0;\n"
@@ -43,6 +50,13 @@ static __device__ __forceinline__ void mbar_wait_if(uint32_t bar, uint32_t parit
 static __device__ __forceinline__ void store_if(uint32_t addr, float x, int yes)
 {
     asm volatile("{.reg .pred q; setp.ne.b32 q, %2, 0; @q st.shared.f32 [%0], %1;}" ::"r"(addr), "f"(x), "r"(yes) : "memory");
+}
+/* True in one lane of a warp that is together. */
+static __device__ __forceinline__ bool elect_one(void)
+{
+    uint32_t r;
+    asm volatile("{.reg .pred q; elect.sync _|q, 0xffffffff; selp.u32 %0, 1, 0, q;}" : "=r"(r));
+    return r;
 }
 static __device__ __forceinline__ void bar_sync(int id, int threads)
 {
@@ -154,6 +168,18 @@ static __device__ __forceinline__ void bulk_get(uint32_t dst, const void *src, u
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
                  : "memory");
 }
+/* The same with a cache policy. */
+static __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src),
+                 "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
+/* Global memory to L2 alone. */
+static __device__ __forceinline__ void l2_fetch(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
 static __device__ __forceinline__ void bulk_put(void *dst, uint32_t src, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
@@ -174,6 +200,12 @@ static __device__ __forceinline__ void bulk_put_wait(void) { asm volatile("cp.as
 static __device__ __forceinline__ void lds128(uint32_t (&v)[4], uint32_t addr)
 {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
+}
+static __device__ __forceinline__ uint2 lds64(uint32_t at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
 }
 static __device__ __forceinline__ uint32_t lds32(uint32_t addr)
 {
