@@ -119,30 +119,46 @@ static void behind(void)
     gpu->ops->weight_free(gpu, w);
 }
 
-/* Convolution, delta step and gated norm, T tokens: joined the bits of one by one, in everything that they write, twice. alias 1: gates are
- * what the convolution writes; 2: the norm writes what the convolution reads. Then they are not joined. 3: behind a layer, twice with the
- * same states, which only the first may read early; 4: behind layers of which one writes a state. */
+/* Convolution, delta step and gated norm, T tokens: joined the bits of one by one, in everything that they write, twice. `alias` says what
+ * is written that others read. The first two are not joined. From MIX_TWICE_STATE on they stand behind a layer, so that what a call keeps for
+ * the next one, taps and gains may be read early: but for what a layer, another operation or the mixer before them writes. */
+enum { MIX_APART, MIX_GATES /* by the convolution */, MIX_CONV_INPUT /* by the norm */, MIX_TWICE_STATE, MIX_TWICE_CONV, MIX_LAYER_CONV, MIX_LAYER_STATE, MIX_LAYER_TAPS, MIX_LAYER_GAIN, MIX_COPY_STATE, MIX_LAYERS /* the mixer before the last layer */, MIX_ALL };
 static void mixed(size_t T, int alias)
 {
-    const size_t NK = 2, NV = alias == 1 || alias == 2 ? 600 : 6, GD = 128, /* alias: more heads than run at once */ C = (2 * NK + NV) * GD, V = NV * GD;
-    Mem x(gpu, Vec(T * C)), qkv(gpu, Vec(T * C)), o(gpu, Vec(T * V)), y(gpu, Vec(T * V)), z(gpu, normals(T * V, 70)), a(gpu, normals(T * NV, 71)), b(gpu, normals(T * NV, 72)),
-        w(gpu, normals(C * 4, 73, 0.5f)), gain(gpu, normals(GD, 74)), head(gpu, normals(NV, 75)), conv(gpu, Vec(3 * C)), state(gpu, Vec(NV * GD * GD)), h(gpu, normals(T * D, 77));
-    mla_weight *in = alias > 2 ? weight(gpu, normals(C * D, 78, 0.05f), C, D, MLA_PREC_BF16) : NULL;
+    const bool many = alias == MIX_GATES || alias == MIX_CONV_INPUT, behind = alias >= MIX_TWICE_STATE, twice = alias == MIX_TWICE_STATE || alias == MIX_TWICE_CONV || alias == MIX_COPY_STATE;
+    const size_t NK = 2, NV = many ? 600 : 6 /* many: more heads than run at once */, GD = 128, C = (2 * NK + NV) * GD, V = NV * GD;
+    Mem x(gpu, Vec(T * C)), qkv(gpu, Vec(T * C)), o(gpu, Vec(T * V)), y(gpu, Vec(T * V)), conv(gpu, Vec(3 * C)), state(gpu, Vec(V * GD)), w(gpu, Vec(C * 4)), gain(gpu, Vec(GD)), conv2(gpu, Vec(3 * C)),
+        state2(gpu, Vec(twice ? V * GD : 1)), z(gpu, normals(T * V, 70)), a(gpu, normals(T * NV, 71)), b(gpu, normals(T * NV, 72)), head(gpu, normals(NV, 75)), h(gpu, normals(T * D, 77));
+    mla_weight *in = behind ? weight(gpu, normals(C * D, 78, 0.05f), C, D, MLA_PREC_BF16) : NULL, *narrow = weight(gpu, normals(GD * D, 79, 0.05f), GD, D, MLA_PREC_BF16);
+    enum { ALL = 10 };
+    Mem *all[ALL] = {&x, &qkv, &o, &y, &conv, &state, &w, &gain, &conv2, &state2};
+    Vec from[ALL];
+    for (size_t i = 0; i < ALL; i++) from[i] = normals(all[i]->bytes / 4, 76 + i, 0.3f);
+    auto layer = [&](mla_weight *weight, mla_mem *to, size_t rows) {
+        const mla_linear_args one = {to, C, h, D, rows, NULL, false};
+        OK(gpu->ops->linear(gpu, weight, &one, &err));
+    };
+    auto mixer = [&](mla_mem *inputs, mla_mem *states) {
+        mla_conv_args c = {qkv, x, w, inputs, T, C, 4};
+        mla_gdn_args g = {o, qkv, alias == MIX_GATES ? mla_at(qkv, T * C - T * NV) : (mla_mem *)a, b, head, head, states, T, NK, NV, GD, GD, 0};
+        mla_gated_norm_args n = {alias == MIX_CONV_INPUT ? x : y, o, z, gain, T * NV, GD, 1e-6};
+        OK(gpu->ops->conv(gpu, &c, &err));
+        OK(gpu->ops->gdn(gpu, &g, &err));
+        OK(gpu->ops->gated_norm(gpu, &n, &err));
+    };
     auto run = [&] {
-        mla_conv_args c = {qkv, x, w, conv, T, C, 4};
-        mla_gdn_args g = {o, qkv, alias == 1 ? mla_at(qkv, T * C - T * NV) : (mla_mem *)a, b, head, head, state, T, NK, NV, GD, GD, 0};
-        mla_gated_norm_args n = {alias == 2 ? x : y, o, z, gain, T * NV, GD, 1e-6};
-        const mla_linear_args layers[2] = {{x, C, h, D, T, NULL, false}, {conv, C, h, D, 1, NULL, false}};
-        for (int i = 0; i < alias - 2; i++) OK(gpu->ops->linear(gpu, in, &layers[i], &err));
-        for (int i = 0; i < (alias == 3 ? 2 : 1); i++) {
-            OK(gpu->ops->conv(gpu, &c, &err));
-            OK(gpu->ops->gdn(gpu, &g, &err));
-            OK(gpu->ops->gated_norm(gpu, &n, &err));
-        }
+        if (behind) layer(in, x, T);
+        if (alias == MIX_LAYER_CONV) layer(in, conv, 1);
+        if (alias == MIX_LAYER_STATE) layer(in, state, 1);
+        if (alias == MIX_LAYER_TAPS) layer(in, w, 1);
+        if (alias == MIX_LAYER_GAIN) layer(narrow, gain, 1);
+        mixer(conv, state);
+        if (alias == MIX_COPY_STATE) OK(gpu->ops->copy_rows(gpu, state2, GD, x, GD, T * C / GD, GD, &err));
+        if (twice) mixer(alias == MIX_TWICE_CONV ? conv : conv2, alias == MIX_TWICE_STATE ? state : state2);
+        if (alias == MIX_LAYERS) layer(in, x, T), mixer(conv, state);
     };
     auto result = [&](const std::function<void()> &f) {
-        Mem *all[] = {&x, &qkv, &o, &y, &conv, &state};
-        for (size_t i = 0; i < 6; i++) OK(gpu->ops->upload(gpu, *all[i], normals(all[i]->bytes / 4, 76 + i, 0.3f).data(), all[i]->bytes, &err));
+        for (size_t i = 0; i < ALL; i++) OK(gpu->ops->upload(gpu, *all[i], from[i].data(), all[i]->bytes, &err));
         Vec r;
         for (int step = 0; step < 2; step++) {
             f();
@@ -151,7 +167,8 @@ static void mixed(size_t T, int alias)
         return r;
     };
     twice_replayed("a joined mixer's results, " + std::to_string(T) + " tokens, alias " + std::to_string(alias), run, result);
-    if (in) gpu->ops->weight_free(gpu, in);
+    gpu->ops->weight_free(gpu, in);
+    gpu->ops->weight_free(gpu, narrow);
 }
 
 /* Each of these needs the host; the recording that met one is void, the backend goes on. */
@@ -196,12 +213,12 @@ static void layers(void)
 static void mixers(void)
 {
     for (size_t T = 1; T <= 4; T++)
-        for (int alias = 0; alias < 5; alias++)
+        for (int alias = 0; alias < MIX_ALL; alias++)
             if (next_case()) mixed(T, alias);
 }
 
 int main(int argc, char **argv)
 {
     const Section section[] = {{"layers", layers}, {"behind", behind}, {"mixers", mixers}, {"refusals", refusals}};
-    return ops_main("cuda_joins", 110, section, argc, argv);
+    return ops_main("cuda_joins", 158, section, argc, argv);
 }

@@ -142,6 +142,6 @@ static void embed(void)
 
 int main(int argc, char **argv)
 {
-    const Section section[] = {{"linear", linear}, {"compound", compounds}, {"embed", embed}, {"stored", stored_weights}};
-    return ops_main("cuda_linear", 409, section, argc, argv);
+    const Section section[] = {{"linear", linear}, {"compound", compounds}, {"embed", embed}, {"stored", stored_weights}, {"quick", quick_reads}};
+    return ops_main("cuda_linear", 426, section, argc, argv);
 }
