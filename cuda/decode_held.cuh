@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(HELD_THREADS + 128, 1)
     else __syncthreads();
     if (threadIdx.x >= HELD_THREADS) {
         regs_shrink<24>();
+        if (threadIdx.x == HELD_THREADS) fetch_maps(&mc, &mr, d);
         grid_wait();
         HeldCopy<N> k(&mc, &mr, d, smem);
         k.run();

@@ -11,8 +11,8 @@ enum { MERGE_WARPS = 24, MERGE_SHARE = 8, MERGE_PARTS = 17, SMEM_SM = 228 << 10,
 
 /* Sums a sequence's partial outputs in a fixed order; zero for an empty sequence. An item is 128 latents of a row; `share`
  * warps take its parts in turn. All of a round's parts are fetched at once, before their weights are known. One block an SM:
- * a few SMs' share of the bandwidth would take longer. */
-static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __grid_constant__ DecodeP d, int N, int tiles, int lat, int items, int share, int round)
+ * a few SMs' share of the bandwidth would take longer; so would a long sequence's items, if they lay in the same blocks. */
+static __global__ void __launch_bounds__(MERGE_WARPS * 32, 1) merge_parts(const __grid_constant__ DecodeP d, int N, int tiles, int lat, int items, int share, int round)
 {
 #ifdef MLA_HOPPER
     extern __shared__ __align__(128) float4 fetched[]; /* (warp, part of the round, lane) */
@@ -30,8 +30,9 @@ static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __g
     __syncwarp();
     grid_release(); /* the next decode may be launched: it waits, too */
     bool waits = true;
-    for (int first = blockIdx.x * each; first < items; first += gridDim.x * each) {
-        const int it = first + w / share, chunk = it % chunks, row = it / chunks % d.rows, z = it / chunks / d.rows, b = z % d.B, grp = z / d.B;
+    const int stride = gridDim.x * each;
+    for (int first = 0; first < items; first += stride) {
+        const int it = first + w / share * gridDim.x + blockIdx.x, chunk = it % chunks, row = it / chunks % d.rows, z = it / chunks / d.rows, b = z % d.B, grp = z / d.B;
         const int2 sp = it < items ? part_split(d, b) : make_int2(0, 0);
         const bool any = sp.x != sp.y;
         if (waits) grid_wait(); /* the plan is older than the decode, every block of which had waited for it before this kernel came */
@@ -60,6 +61,7 @@ static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __g
             const float weight = exp2f(e - (mx == -CUDART_INF_F ? 0.f : mx));
             mbar_wait(bar, phase);
             phase ^= 1;
+#pragma unroll 4
             for (int i = 0; i < n; i++) {
                 const float k = __shfl_sync(~0u, weight, i);
                 const float4 v = mine[i * 32 + lane];
@@ -77,14 +79,16 @@ static __global__ void __launch_bounds__(MERGE_WARPS * 32) merge_parts(const __g
                 x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
                 sum += tot[w + i];
             }
-            __syncthreads();
+            if (first + stride < items) __syncthreads();
         }
         if (turn || !any) continue;
         const float inv = sum != 0.f ? 1.f / sum : 0.f;
         const int t = row / d.Hg, h = grp * d.Hg + row % d.Hg;
         const size_t oo = (size_t)(b * d.o.b + t * d.o.t + h * d.o.h) + chunk * 128 + lane * 4;
         const float y[4] = {x.x * inv, x.y * inv, x.z * inv, x.w * inv};
-        for (int i = 0; i < 4; i++) store_f32((void *)d.o.p, d.o.f32, oo + i, y[i]);
+        if (d.o.f32 && d.o.vec) *(float4 *)((float *)d.o.p + oo) = make_float4(y[0], y[1], y[2], y[3]);
+        else
+            for (int i = 0; i < 4; i++) store_f32((void *)d.o.p, d.o.f32, oo + i, y[i]);
         if (lane == 0 && chunk == 0 && d.lse)
             d.lse[((size_t)b * d.s_q + t) * d.H + h] = (sum != 0.f ? mx + log2f(sum) : -CUDART_INF_F) * 0.693147180559945f;
     }

@@ -1,11 +1,28 @@
 /* How the cached tokens are cut over the SMs: pages of all sequences lie in one line, each sequence preceded by empty units (what a
- * piece costs beside its pages: its queries, its output); part p of P takes units [p T / P, (p+1) T / P). */
+ * piece costs beside its pages: its queries, its output); part p of P takes units [p T / P, (p+1) T / P). Few sequences are also cut
+ * by filling one part after the other, where the longest part is shorter then. */
 #include <limits.h>
 
 #include "cuda/check.cuh"
 #include "cuda/decode_dev.cuh"
 
-enum { PLAN_THREADS = 1024, PLAN_TRIES = 17 };
+enum { PLAN_THREADS = 1024, PLAN_TRIES = 17, PLAN_FILLED = 256 /* sequences */ };
+
+/* Parts filled with `most` pages and pieces each; piece(b, n, own, next, more): of b's n pages `own` go into the part begun last (none: 0),
+ * the others into `more` parts from `next` on. Returns how many parts there are. */
+template <typename F> static __device__ __forceinline__ int fill_parts(const int32_t *len, int B, int overhead, int most, F piece)
+{
+    const int each = most - overhead;
+    int room = 0, parts = 0;
+    for (int b = 0; b < B; b++) {
+        const int n = len[b] > 0 ? (len[b] + 63) >> 6 : 0, own = min(n, max(room - overhead, 0)), more = (n - own + each - 1) / each;
+        piece(b, n, own, parts, more);
+        if (more) room = more * each - (n - own);
+        else if (n) room -= overhead + own;
+        parts += more;
+    }
+    return parts;
+}
 
 /* prefix (B + 1): first unit of each sequence. One block; chunks of PLAN_THREADS sequences. */
 static __global__ void plan_parts(const int32_t *len, int B, int parts, int overhead, long long *prefix, int2 *begin, int2 *split)
@@ -59,6 +76,27 @@ static __global__ void plan_parts(const int32_t *len, int B, int parts, int over
     int best = 0;
     for (int i = 1; i < tries; i++)
         if (worst[i] < worst[best]) best = i;
+    if (B <= (int)PLAN_FILLED && total >= parts) { /* one of these is enough: a part wastes less than two pieces' cost */
+        __shared__ int least, parts_then;
+        if (tid < 32) {
+            const int most = max((int)((total + parts - 1) / parts), overhead + 1) + tid;
+            const int then = fill_parts(len, B, overhead, most, [](int, int, int, int, int) {});
+            const unsigned fits = __ballot_sync(~0u, then <= parts);
+            const int first = __ffs((int)fits) - 1;
+            if (tid == first) least = most, parts_then = then;
+            if (tid == 0 && !fits) least = INT_MAX, parts_then = parts;
+        }
+        __syncthreads();
+        if (least < worst[best] || (least == worst[best] && parts_then <= parts - parts / 16)) {
+            if (tid >= 32) return;
+            fill_parts(len, B, overhead, least, [&](int b, int n, int own, int next, int more) {
+                for (int i = tid; i < more; i += 32) begin[next + i] = make_int2(b, own + i * (least - overhead));
+                if (tid == 0) split[b] = n ? make_int2(own ? next - 1 : next, next + more - 1) : make_int2(1, 0);
+            });
+            for (int p = parts_then + tid; p <= parts; p += 32) begin[p] = make_int2(B, 0);
+            return;
+        }
+    }
     const long long P = total < parts ? (total ? total : 1) : parts - best;
     for (int p = tid; p <= parts; p += PLAN_THREADS) {
         int2 at = make_int2(B, 0);

@@ -32,6 +32,12 @@ static __device__ __forceinline__ void init_ring(uint32_t bars, int slots, int r
     }
     __syncthreads();
 }
+/* While the kernel before ends. */
+static __device__ __forceinline__ void fetch_maps(const CUtensorMap *mc, const CUtensorMap *mr, const DecodeP &d)
+{
+    map_fetch(mc), map_fetch(mr);
+    if (d.maps) map_fetch(&d.q_map), map_fetch(&d.q2_map);
+}
 /* End of a block's pages of sequence b. The length is read only where the sequence ends in the block: a load fewer before
  * most blocks' first page. */
 static __device__ __forceinline__ int piece_end(const DecodeP &d, int b, int2 to)

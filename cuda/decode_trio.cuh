@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(TRIO_THREADS + 128, 1)
     __syncthreads();
     if (threadIdx.x >= TRIO_THREADS) {
         regs_shrink<32>();
+        if (threadIdx.x == TRIO_THREADS) fetch_maps(&mc, &mr, d);
         grid_wait();
         TrioCopy<LAT, N> k(&mc, &mr, d, smem_raw, sm);
         if (threadIdx.x < TRIO_THREADS + 32) k.run();

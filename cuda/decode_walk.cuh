@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(NW * 128 + 128, 1)
     if (CL > 1) cluster_sync();
     if (threadIdx.x >= NW * 128) {
         regs_shrink<24>();
+        if (threadIdx.x == NW * 128) fetch_maps(&mc, &mr, d);
         grid_wait();
         if (threadIdx.x < NW * 128 + 32) produce<LAT, RB, FP8, ROWS8, CL>(&mc, &mr, d, base, sm);
     } else {

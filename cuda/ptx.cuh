@@ -123,6 +123,8 @@ static __device__ __forceinline__ uint64_t evict_first_policy(void)
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
+/* A tensor map on its way to where copies look for it. */
+static __device__ __forceinline__ void map_fetch(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 /* Box at element (x, y, z) of the tensor map into shared memory; completes `bar` by its bytes. */
 static __device__ __forceinline__ void tma_box(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint64_t policy, int x,
                                                int y, int z)
