@@ -107,7 +107,7 @@ mla_status attn_bf16(mla_cuda *c, const mla_attn_args *a, const AttnP *p, char *
 bool attn_decode_fits(const mla_attn_args *a);
 mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err);
 
-/* Packed weights (codes.cu). codes_new sets codes and bytes; codes_row fills a row of codes->row_bytes with codes_room of
+/* Packed weights (codes_layout.cu, codes.cu). codes_new sets codes and bytes; codes_row fills a piece of codes->row_bytes, a row or a tile, with codes_room of
  * scratch, from any thread. codes_decode: rows [row0, row0 + n) as a decoded weight of n outputs. */
 mla_status codes_new(mla_weight *w, const mla_coded *c, mla_err *err);
 size_t codes_room(const mla_coded *c);

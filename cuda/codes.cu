@@ -1,9 +1,5 @@
-/* Packed weights: rows of codes as they stand on the device, decoded in tiles for many tokens, and multiplied as they are
- * with a few. A packed matrix takes its stored bytes; a tile is scratch. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
+/* Packed weights on the device: decoded, by pieces, for many tokens, and multiplied as they are with a few where codes_mma.cu does not
+ * serve. A packed matrix takes its stored bytes; a decoded piece is scratch. */
 #include "cuda/be.cuh"
 #include "cuda/codes.cuh"
 
@@ -22,103 +18,6 @@ enum { WARPS = 8, ROWS = 2, X_BYTES = 200 << 10 }; /* of a block that multiplies
     case MLA_CODE_F16: F(MLA_CODE_F16); break;                   \
     default: F(MLA_CODE_BF16); break;                            \
     }
-
-/* ---- layout, on the host */
-
-static bool part(size_t *total, int *at, size_t n, size_t size)
-{
-    size_t bytes;
-    *at = (int)*total;
-    return !__builtin_mul_overflow(n, size, &bytes) && !__builtin_add_overflow(*total, (bytes + 15) / 16 * 16, total) && *total <= INT32_MAX;
-}
-
-/* Whether bf16 holds x. */
-static bool in_bf16(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return !(u & 0xffff) && isfinite(x);
-}
-static uint32_t pair_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return u >> 16 | (u & 0xffff0000u);
-}
-/* log2 of a group's octets, 31: one for the row, -1: neither. */
-static int shift_of(int group) { return !group ? 31 : group & (group - 1) ? -1 : __builtin_ctz((unsigned)group); }
-
-/* What codes_mma.cu needs to know, when it can serve the layer: groups of 16, 32, 64 .. or the whole row, values that bf16 holds. */
-static void for_mma(Codes *d)
-{
-    const int bits = code_bits_a(d->code) + code_bits_b(d->code), low = (1 << code_bits_a(d->code)) - 1;
-    d->shift = shift_of(d->group), d->super_shift = shift_of(d->super_group);
-    if (mla_code_bare(d->code) || d->shift < 1 || d->super_shift < 0) return;
-    if (bits < 8) {
-        auto value = [&](int n) { return d->lo[n & low] + (code_bits_b(d->code) ? d->hi[n >> code_bits_a(d->code)] : 0.f); };
-        const float b = value(0), a = value(1) - b;
-        bool line = in_bf16(a) && in_bf16(b - 128 * a), exact = true;
-        for (int n = 0; n < 1 << bits; n++) exact &= in_bf16(value(n)), line &= value(n) == a * (float)n + b;
-        if (!exact || (!line && d->code != MLA_CODE_NIBBLE)) return;
-        d->table_pairs = !line, d->mul = pair_of(a), d->add = pair_of(b - 128 * a);
-    }
-    d->vector = code_vector(d->code);
-}
-
-mla_status codes_new(mla_weight *w, const mla_coded *c, mla_err *err)
-{
-    const size_t octets = (c->in + 7) / 8, groups = mla_code_bare(c->code) ? 0 : (c->in + c->group - 1) / c->group, supers = c->super_group ? (c->in + c->super_group - 1) / c->super_group : 0;
-    const bool off = c->offset == MLA_OFFSET_SUPER_U8 || c->offset == MLA_OFFSET_SUPER_U4, whole = c->group >= c->in;
-    size_t row = 0;
-    int a;
-    Codes *d = (Codes *)calloc(1, sizeof *d);
-    if (!d) return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu)", c->out, c->in);
-    w->codes = d;
-    if (c->in > INT32_MAX / 16 || c->out > INT32_MAX || (!whole && c->group % MLA_CODED_UNIT) || (c->super_group && c->super_group < c->in && c->super_group % MLA_CODED_UNIT) ||
-        !part(&row, &a, octets, (size_t)code_bits_a(c->code)) || !part(&row, &d->b, octets, (size_t)code_bits_b(c->code)) || !part(&row, &d->scales, groups, mla_scale_size(c->scale)) ||
-        !part(&row, &d->offsets, groups, mla_offset_size(c->offset)) || !part(&row, &d->supers, supers, 2) || !part(&row, &d->super_offs, off ? supers : 0, 2) ||
-        __builtin_mul_overflow(row, c->out, &w->bytes))
-        return mla_fail(err, MLA_ENOMEM, "weight (%zu, %zu): size overflows", c->out, c->in);
-    d->row_bytes = (long long)row, d->out = (int)c->out, d->in = (int)c->in, d->octets = (int)octets;
-    d->group = whole ? 0 : (int)(c->group / 8), d->super_group = c->super_group >= c->in ? 0 : (int)(c->super_group / 8);
-    d->code = c->code, d->scale = c->scale, d->offset = c->offset;
-    memcpy(d->lo, c->lo, sizeof d->lo);
-    memcpy(d->hi, c->hi, sizeof d->hi);
-    for_mma(d);
-    return MLA_OK;
-}
-
-/* The low `bits` of codes, from bit `from` on, eight codes in `bits` bytes. */
-static void put_plane(const Codes *d, uint8_t *to, const uint8_t *code, size_t in, int from, int bits)
-{
-    for (size_t o = 0; o * 8 < in; o++) {
-        uint64_t v = 0;
-        for (size_t i = 0; i < 8 && o * 8 + i < in; i++) v |= (uint64_t)(code[o * 8 + i] >> from & ((1 << bits) - 1)) << bits * (int)i;
-        memcpy(to + (size_t)octet_place(*d, (int)o) * (size_t)bits, &v, (size_t)bits); /* little-endian */
-    }
-}
-
-/* A row's codes as they are filled; behind them what a filler may write where the form has no such part. */
-static size_t spare_bytes(const mla_coded *c) { return ((c->group ? c->in / c->group + 1 : 0) + (c->super_group ? c->in / c->super_group + 1 : 0)) * 4 + 16; }
-size_t codes_room(const mla_coded *c) { return (c->in * 2 + 15) / 16 * 16 + spare_bytes(c); }
-
-mla_status codes_row(const mla_weight *w, const mla_coded *c, size_t row, uint8_t *to, uint8_t *room, mla_err *err)
-{
-    const Codes *d = w->codes;
-    const int a = code_bits_a(c->code), b = code_bits_b(c->code);
-    uint8_t *spare = room + (c->in * 2 + 15) / 16 * 16;
-    const bool off = c->offset == MLA_OFFSET_SUPER_U8 || c->offset == MLA_OFFSET_SUPER_U4;
-    memset(to, 0, (size_t)d->row_bytes);
-    /* all but the codes are filled in place */
-    const mla_coded_row r = {room, mla_scale_size(c->scale) ? to + d->scales : spare, mla_offset_size(c->offset) ? to + d->offsets : spare,
-                             (uint16_t *)(c->super_group ? to + d->supers : spare), (uint16_t *)(off ? to + d->super_offs : spare)};
-    const mla_status st = c->fill(c, c->row_of ? c->row_of(c->map, row) : row, &r, err);
-    if (st) return st;
-    if (a == 16) memcpy(to, room, c->in * 2);
-    else put_plane(d, to, room, c->in, 0, a);
-    if (b) put_plane(d, to + d->b, room, c->in, a, b);
-    return MLA_OK;
-}
 
 /* ---- decoded */
 
@@ -140,7 +39,7 @@ template <mla_code CODE> static __global__ void decode_bf16(__nv_bfloat16 *y, co
     const int o = (int)(i % (size_t)c.octets);
     if (r >= n) return;
     float w[8];
-    code_weights<CODE>(w, c, c.data + (row0 + r) * (size_t)c.row_bytes, o, t.lo, t.hi);
+    code_weights<CODE>(w, c, row0 + r, o, t.lo, t.hi);
     __nv_bfloat16 *to = y + r * (size_t)c.octets * 8;
     if (c.perm) {
         for (int k = 0; k < 8; k++) {
@@ -166,7 +65,7 @@ template <mla_code CODE> static __global__ void decode_f32(float *y, const __gri
     const int o = (int)(i / n);
     if (o >= c.octets) return;
     float w[8];
-    code_weights<CODE>(w, c, c.data + (row0 + r) * (size_t)c.row_bytes, o, t.lo, t.hi);
+    code_weights<CODE>(w, c, row0 + r, o, t.lo, t.hi);
     for (int k = 0; k < 8 && o * 8 + k < c.in; k++) y[(size_t)(c.perm ? c.perm[o * 8 + k] : (uint32_t)(o * 8 + k)) * n + r] = w[k];
 }
 template <mla_code CODE> static __global__ void find_odd(int *bad, const __grid_constant__ Codes c)
@@ -178,7 +77,7 @@ template <mla_code CODE> static __global__ void find_odd(int *bad, const __grid_
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < all; i += (size_t)gridDim.x * blockDim.x) {
         const int o = (int)(i % (size_t)c.octets);
         float w[8];
-        code_weights<CODE>(w, c, c.data + i / (size_t)c.octets * (size_t)c.row_bytes, o, t.lo, t.hi);
+        code_weights<CODE>(w, c, i / (size_t)c.octets, o, t.lo, t.hi);
         for (int k = 0; k < 8 && o * 8 + k < c.in; k++) odd |= !isfinite(w[k]);
     }
     if (odd) *bad = 1;
@@ -191,7 +90,7 @@ template <mla_code CODE> static __global__ void embed_codes(float *y, const __gr
     const int o = (int)(i % (size_t)c.octets);
     if (r >= T) return;
     float w[8];
-    code_weights<CODE>(w, c, c.data + (size_t)ids[r] * (size_t)c.row_bytes, o, t.lo, t.hi);
+    code_weights<CODE>(w, c, (size_t)ids[r], o, t.lo, t.hi);
     for (int k = 0; k < 8 && o * 8 + k < c.in; k++) y[r * (size_t)c.in + (c.perm ? c.perm[o * 8 + k] : (uint32_t)(o * 8 + k))] = w[k];
 }
 
@@ -243,8 +142,8 @@ template <mla_code CODE, int T> static __global__ void __launch_bounds__(WARPS *
     __syncthreads();
     for (int row0 = (int)(blockIdx.x * WARPS + threadIdx.x / 32) * ROWS; row0 < c.out; row0 += (int)gridDim.x * WARPS * ROWS) {
         float sum[ROWS][T] = {};
-        const uint8_t *row[ROWS];
-        for (int r = 0; r < ROWS; r++) row[r] = c.data + (size_t)(row0 + r < c.out ? row0 + r : row0) * (size_t)c.row_bytes;
+        size_t row[ROWS];
+        for (int r = 0; r < ROWS; r++) row[r] = (size_t)(row0 + r < c.out ? row0 + r : row0);
 #pragma unroll 2
         for (int o = lane; o < c.octets; o += 32) {
             float w[ROWS][8];
@@ -282,12 +181,16 @@ template <mla_code CODE, int T> static mla_status run_few(mla_cuda *c, const Cod
     return launched("packed weight", err);
 }
 
-bool codes_few_fits(const mla_weight *w, size_t T) { return codes_mma_fits(w, T) || (w->codes && T <= 8 && (size_t)w->codes->octets * 16 <= X_BYTES); }
+bool codes_few_fits(const mla_weight *w, size_t T)
+{
+    if (!w->codes) return false;
+    return w->codes->units ? codes_mma_fits(w, T) : T <= 8 && (size_t)w->codes->octets * 16 <= X_BYTES;
+}
 
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err)
 {
     const Codes *d = w->codes;
-    if (codes_mma_fits(w, a->T)) return codes_mma_run(c, w, a, err);
+    if (d->units) return codes_mma_run(c, w, a, err);
     const size_t fit = (size_t)X_BYTES / ((size_t)d->octets * 16), at_once = fit < a->T ? fit : a->T;
     mla_status st = MLA_OK;
     for (size_t t = 0; !st && t < a->T; t += at_once) {

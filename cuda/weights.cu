@@ -197,7 +197,7 @@ static mla_status lay_out(mla_weight *w, const mla_weight_desc *d, bool stored, 
         const bool trellis = d->coded->code == MLA_CODE_TRELLIS;
         const mla_status st = trellis ? trellis_new(w, d->coded, err) : codes_new(w, d->coded, err);
         if (st) return st;
-        *s = trellis ? Sent{d->coded->trellis.in128 / 16, w->bytes / (d->coded->trellis.in128 / 16)} : Sent{d->out, (size_t)w->codes->row_bytes};
+        *s = trellis ? Sent{d->coded->trellis.in128 / 16, w->bytes / (d->coded->trellis.in128 / 16)} : Sent{w->bytes / (size_t)w->codes->row_bytes, (size_t)w->codes->row_bytes};
         return MLA_OK;
     }
     const bool f32 = d->precision == MLA_PREC_F32;

@@ -69,7 +69,9 @@ static mla_weight *weight(const Format &f, const std::vector<unsigned char> &til
 {
     mla_coded c = {};
     c.out = OUT, c.in = IN, c.code = f.code, c.group = f.group, c.super_group = f.super, c.scale = f.scale, c.offset = f.offset, c.fill = fill, c.ctx = &f.bits;
-    for (int i = 0; i < 16; i++) c.lo[i] = (float)i - 8, c.hi[i] = (float)((i & 3) * 16);
+    static const float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    const bool table = f.scale == MLA_SCALE_TABLE, whole = f.offset != MLA_OFFSET_NONE; /* NVFP4; Q4_K, whose codes are not negative */
+    for (int i = 0; i < 16; i++) c.lo[i] = table ? (i & 8 ? -E2M1[i & 7] : E2M1[i & 7]) : (float)(whole ? i : i - 8), c.hi[i] = (float)((i & 3) * 16);
     for (int i = 0; i < 256; i++) c.table[i] = (float)i * 1e-3f;
     if (f.code == MLA_CODE_TRELLIS) {
         c.trellis.tiles = tiles.data(), c.trellis.twice_k = 2 * f.bits, c.trellis.codebook = 1, c.trellis.in128 = IN, c.trellis.out128 = OUT;

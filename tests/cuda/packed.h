@@ -56,11 +56,13 @@ static inline mla_status no_rows(void *ctx, size_t row0, size_t n, float *dst, m
     return mla_fail(e, MLA_EINTERNAL, "asked for decoded rows");
 }
 /* One to eight tokens with bf16 products: weights as they are, x rounded to bf16. Sums of s v x and of m x, each of the size of
- * the row's numbers, in fp32 or by tensor cores, which may cut where fp32 rounds: twice as much; three tokens with bias and added. */
+ * the row's numbers, in fp32 or by tensor cores, which may cut where fp32 rounds: twice as much; three tokens with bias and added. One token
+ * alone has the bits that it has among eight. */
 static inline void few_products(const char *name, const mla_weight *b, const float *w, const float *x, size_t out, size_t in)
 {
     const double g = 2 * mla_gamma_prob(MLA_F32, in + 20);
     static const size_t COUNT[] = {1, 3, 8};
+    float *alone = NULL;
     for (size_t n = 0; n < sizeof COUNT / sizeof *COUNT; n++) {
         size_t T = COUNT[n];
         float *bias = T == 3 ? normals(out, 6) : NULL, *added = T == 3 ? normals(T * out, 7) : NULL;
@@ -78,9 +80,13 @@ static inline void few_products(const char *name, const mla_weight *b, const flo
                 if (T == 3) want += (double)bias[o] + (double)added[t * out + o];
                 near &= fabs(y[t * out + o] - want) <= 4 * g * top * sum + 0x1p-23 * (top * sum + last);
             }
+        if (T == 8) near &= !memcmp(y, alone, out * 4);
         check(near, name, T == 1 ? "product of one token" : "products of few tokens");
-        mla_free(y), mla_free(bias), mla_free(added);
+        if (T == 1) alone = y;
+        else mla_free(y);
+        mla_free(bias), mla_free(added);
     }
+    mla_free(alone);
 }
 
 /* Drawn codes in sizes that fill no word, no octet and no tile of a warp; their numbers are read from the CPU's packed form. */

@@ -75,7 +75,7 @@ static void trellis(const char *name, size_t out, size_t in, unsigned twice_k, u
 
 int main(void)
 {
-    static const drawn NIBBLES = {MLA_CODE_NIBBLE, 4, MLA_SCALE_F16, MLA_OFFSET_F16, 2100, 16384, 128, 0, false, false}; /* two and three tiles; 6 tokens at once */
+    static const drawn NIBBLES = {MLA_CODE_NIBBLE, 4, MLA_SCALE_F16, MLA_OFFSET_F16, 2100, 16384, 128, 0, false, false}; /* two and three tiles; 4 tokens at once */
     static const drawn HALVES = {MLA_CODE_F16, 16, MLA_SCALE_ONE, MLA_OFFSET_NONE, 40, 16400, 16400, 0, false, false};     /* by the kernel without tensor cores; 6 tokens at once */
     if (mla_backend_open(&gpu, &(mla_backend_opts){.device = "cuda:0"}, &err) != MLA_OK) {
         printf("SKIP large packed weights on a GPU: %s (13)\n", err.msg);
