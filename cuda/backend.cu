@@ -201,7 +201,7 @@ static mla_status start(mla_cuda *c, mla_err *err)
     for (int i = 0; !st && i < CU_MAILS; i++) st = cu_ok(cudaEventCreateWithFlags(&c->mailed[i], cudaEventDisableTiming), "event", err);
     if (st) return st;
     cudaDriverGetVersion(&driver);
-    c->sms = p.multiProcessorCount, c->major = p.major;
+    c->sms = p.multiProcessorCount, c->major = p.major, c->shared = (int)p.sharedMemPerBlockOptin;
     snprintf(c->text, sizeof c->text, "cuda:%d %s, compute %d.%d, %d SMs, %zu MiB, driver CUDA %d.%d", c->device, p.name, p.major, p.minor,
              c->sms, p.totalGlobalMem >> 20, driver / 1000, driver % 1000 / 10);
     return MLA_OK;

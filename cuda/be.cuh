@@ -39,7 +39,7 @@ struct FewSync;
 struct CudaMix;
 struct mla_cuda {
     mla_backend base;
-    int device, sms, major; /* major: of the compute capability */
+    int device, sms, major, shared; /* major: of the compute capability; shared: bytes a block may have of it */
     size_t threads; /* of the host, 0: as many as it has */
     CuLoader *loader;
     bool coming;    /* weights are still read from files, or could not be */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cuda/be.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/trellis.cuh"
 
 enum { THREADS = 256 };
@@ -42,20 +43,6 @@ mla_status trellis_sides(mla_weight *w, const mla_coded *c, cudaStream_t stream,
     return st;
 }
 
-/* 128 values of a warp, four a lane (128-point order: lane 4 i .. 4 i + 3), transformed, unscaled. */
-static __device__ __forceinline__ void hadamard(float (&v)[4])
-{
-    const int lane = threadIdx.x % 32;
-    const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-    v[0] = a + c, v[1] = b + d, v[2] = a - c, v[3] = b - d;
-#pragma unroll
-    for (int h = 1; h < 32; h *= 2)
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float o = __shfl_xor_sync(~0u, v[k], h);
-            v[k] = lane & h ? o - v[k] : v[k] + o;
-        }
-}
 /* A warp per block of 128: y (T, in128) = H (su x), x beyond in is zero. */
 static __global__ void __launch_bounds__(THREADS) side_in(float *y, const float *x, size_t ldx, size_t T, int in, int in128, const float *su)
 {
@@ -67,19 +54,32 @@ static __global__ void __launch_bounds__(THREADS) side_in(float *y, const float 
     hadamard(v);
     *(float4 *)(y + t * (size_t)in128 + k0) = make_float4(v[0], v[1], v[2], v[3]);
 }
-static __global__ void __launch_bounds__(THREADS) side_out(float *y, size_t ldy, const float *mid, size_t T, int out, int out128, const float *sv, const float *bias, bool accumulate)
+/* The same on the other side, of `parts` sums in order. */
+static __global__ void __launch_bounds__(THREADS) side_out(float *y, size_t ldy, const float *mid, size_t parts, size_t T, int out, int out128, const float *sv, const float *bias, bool accumulate)
 {
     const size_t i = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32, blocks = (size_t)out128 / SIDE, t = i / blocks;
     const int o0 = (int)(i % blocks) * SIDE + threadIdx.x % 32 * 4;
+    grid_wait();
+    grid_release();
     if (t >= T) return;
-    const float4 m = *(const float4 *)(mid + t * (size_t)out128 + o0);
-    float v[4] = {m.x, m.y, m.z, m.w};
+    float v[4] = {};
+#pragma unroll 8
+    for (size_t p = 0; p < parts; p++) {
+        const float4 m = __ldcg((const float4 *)(mid + (p * T + t) * (size_t)out128 + o0));
+        v[0] += m.x, v[1] += m.y, v[2] += m.z, v[3] += m.w;
+    }
     hadamard(v);
     for (int k = 0; k < 4 && o0 + k < out; k++) {
         float *to = y + t * ldy + o0 + k, u = v[k] * sv[o0 + k];
-        if (bias) u += bias[o0 + k];
-        *to = accumulate ? *to + u : u;
+        if (bias) u += __ldcg(bias + o0 + k);
+        *to = accumulate ? __ldcg(to) + u : u;
     }
+}
+mla_status trellis_out(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, const float *mid, size_t parts, mla_err *err)
+{
+    const Trellis *t = w->trellis;
+    return cu_launch(c, "packed EXL3", err, side_out, grid_of(a->T * t->out128 / SIDE, THREADS / 32), THREADS, f32p(a->y), a->ldy, mid, parts, a->T, (int)w->out, t->out128, t->sv,
+                     a->bias ? cf32p(a->bias) : NULL, a->accumulate);
 }
 
 /* The codebook's f16 number of a state; sums and products are exact before their one rounding. */
@@ -125,14 +125,13 @@ mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_arg
     mla_weight part = {out, in, in, 0, w->precision, NULL, NULL, NULL, NULL};
     const size_t fit = tile_outputs(&part) / 16 * 16, most = fit < out ? fit : out;
     char *s;
-    const bool few = !f32 && trellis_few_fits(t, a->T);
-    mla_status st = cu_tile(c, x_bytes + y_bytes + (few ? 0 : most * in * (f32 ? 4 : 2)), what, &s, err);
-    if (st) return st;
+    const bool few = !f32 && trellis_few_fits(c, t, a->T);
+    mla_status st = cu_tile(c, few ? trellis_few_room(t, a->T) : x_bytes + y_bytes + most * in * (f32 ? 4 : 2), what, &s, err);
+    if (st || few) return st ? st : trellis_few(c, w, a, s, err);
     float *x2 = (float *)s, *y2 = (float *)(s + x_bytes);
     part.data = s + x_bytes + y_bytes;
     side_in<<<grid_of(a->T * in / SIDE, THREADS / 32), THREADS, 0, c->stream>>>(x2, cf32p(a->x), a->ldx, a->T, (int)w->in, t->in128, t->su);
-    if (few) st = trellis_few(c, t, x2, y2, a->T, err);
-    for (size_t o = 0; !st && !few && o < out; o += most) {
+    for (size_t o = 0; !st && o < out; o += most) {
         part.out = most < out - o ? most : out - o;
         const dim3 grid((unsigned)(in / 16), (unsigned)(part.out / 16));
         if (f32) decode_tiles<true><<<grid, THREADS, 0, c->stream>>>(part.data, *t, (int)(o / 16), (int)(part.out / 16));
@@ -141,8 +140,5 @@ mla_status trellis_linear(mla_cuda *c, const mla_weight *w, const mla_linear_arg
         st = launched(what, err);
         if (!st) st = linear_decoded(c, &part, &b, err);
     }
-    if (st) return st;
-    side_out<<<grid_of(a->T * out / SIDE, THREADS / 32), THREADS, 0, c->stream>>>(f32p(a->y), a->ldy, y2, a->T, (int)w->out, t->out128, t->sv, a->bias ? cf32p(a->bias) : NULL,
-                                                                                 a->accumulate);
-    return launched(what, err);
+    return st ? st : trellis_out(c, w, a, y2, 1, err);
 }
