@@ -64,7 +64,8 @@ mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err)
     const int32_t len = (int32_t)(a->pos0 + a->T);
     char *s;
     if (a->pos0 + a->T > INT32_MAX) return mla_fail(err, MLA_EUNSUPPORTED, "attention: %zu tokens, at most %d", a->pos0 + a->T, INT32_MAX);
-    mla_status st = cu_scratch(c, table + 256 + mla_decode_ws_bytes(&d), "attention", &s, err);
+    const size_t ws = pad256(mla_decode_ws_bytes(&d)), rounded = cu_heads_room(c, a);
+    mla_status st = cu_scratch(c, table + 256 + ws + rounded, "attention", &s, err);
     if (a->at) d.table = (const int32_t *)a->at->pages, d.len = (const int32_t *)a->at->len;
     else {
         if (!st) st = cu_put_i32(c, s, a->k.pages, (size_t)d.table_stride, "attention", err);
@@ -73,6 +74,12 @@ mla_status attn_decode(mla_cuda *c, const mla_attn_args *a, mla_err *err)
     }
     if (st) return st;
     d.ws = s + table + 256;
+    if (rounded) {
+        char *q = s + table + 256 + ws;
+        if ((st = cu_heads_round(c, a, q, err))) return st;
+        d.q = {q, 0, (int64_t)(a->H * a->dk), (int64_t)a->dk, MLA_BF16};
+        d.q2 = {q + pad256(a->T * a->H * a->dk * 2), 0, (int64_t)(a->H * a->dk2), (int64_t)a->dk2, MLA_BF16};
+    }
     st = mla_decode_plan(&d, c->stream, err);
     return st ? st : mla_decode_run(&d, c->stream, err);
 }

@@ -140,6 +140,7 @@ static void cu_destroy(mla_backend *be)
     cudaFree(c->turns);
     free(c->few);
     free(c->mix);
+    free(c->heads);
     for (auto &s : c->scratch) cudaFree(s.p);
     cu_drop_kept(c);
     if (c->stream) cudaStreamDestroy(c->stream);

@@ -37,6 +37,7 @@ struct CudaKept;
 struct FewP;
 struct FewSync;
 struct CudaMix;
+struct CudaHeads;
 struct mla_cuda {
     mla_backend base;
     int device, sms, major, shared; /* major: of the compute capability; shared: bytes a block may have of it */
@@ -62,6 +63,7 @@ struct mla_cuda {
     mla_backend_ops between;
     FewP *few;               /* while recording: linear layers that wait for more to join them (linear.cu) */
     CudaMix *mix;            /* while recording: a convolution that waits (tape.cu) */
+    CudaHeads *heads;        /* while recording: what waits around attention (tape_attn.cu) */
     FewSync *few_sync;       /* of linear_few.cuh, and its launches */
     unsigned few_turn;
     unsigned *turns;         /* of gdn.cuh, GdnMix */
@@ -99,6 +101,9 @@ void cu_drop_kept(mla_cuda *c);
 static inline size_t pad256(size_t n) { return (n + 255) & ~(size_t)255; }
 
 struct AttnP;
+struct AttnView;
+/* A view as kernels take it (rows.cu); host block tables are copied to `pages`. */
+mla_status cu_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, const mla_cursor *at, size_t tokens, char *pages, const char *what, mla_err *err);
 /* Attention with bf16 products (attn_bf16.cu). */
 bool attn_bf16_fits(const mla_attn_args *a);
 size_t attn_bf16_bytes(const mla_attn_args *a);
@@ -121,14 +126,28 @@ bool codes_mma_fits(const mla_weight *w, size_t T);
 mla_status codes_mma_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 mla_status codes_few_run(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* While recording: queues what waits for more to join it, if anything: linear layers (linear.cu); a delta step and the
- * convolution before it (tape.cu); both. Every other operation comes after them. */
+ * convolution before it (tape.cu); row operations and small layers (tape_attn.cu); all. Every other operation comes after them. */
 mla_status cu_few_flush(mla_cuda *c, mla_err *err);
 mla_status cu_mix_flush(mla_cuda *c, mla_err *err);
+mla_status cu_heads_flush(mla_cuda *c, mla_err *err);
 static inline mla_status cu_flush(mla_cuda *c, mla_err *err)
 {
-    const mla_status st = cu_few_flush(c, err); /* one of the two at most waits */
-    return st ? st : cu_mix_flush(c, err);
+    mla_status st = cu_few_flush(c, err); /* one of the three at most waits */
+    if (!st) st = cu_mix_flush(c, err);
+    return st ? st : cu_heads_flush(c, err);
 }
+/* The recording table's members around attention (tape_attn.cu). */
+CudaHeads *cu_heads_new(void);
+mla_status cu_hold_rope(mla_backend *, const mla_rope_args *, mla_err *);
+mla_status cu_hold_kv_write(mla_backend *, const mla_kv_write_args *, mla_err *);
+mla_status cu_hold_copy_rows(mla_backend *, mla_mem *, size_t, const mla_mem *, size_t, size_t, size_t, mla_err *);
+mla_status cu_hold_linears(mla_backend *, const mla_norm_args *, const mla_linear_job *, size_t, mla_err *);
+mla_status cu_hold_sigmoid_mul(mla_backend *, mla_mem *, const mla_mem *, size_t, size_t, size_t, mla_err *);
+mla_status cu_hold_attention(mla_backend *, const mla_attn_args *, mla_err *);
+/* Bytes that the queries of an attention take rounded to bf16, dense, q before q2, if what waits makes all of them; 0: not. Queues what
+ * waits, which leaves them at `room`, too. */
+size_t cu_heads_room(const mla_cuda *c, const mla_attn_args *a);
+mla_status cu_heads_round(mla_cuda *c, const mla_attn_args *a, char *room, mla_err *err);
 /* A decoded weight times T tokens (linear.cu), and a trellis' product (trellis.cu), made of such ones. */
 mla_status linear_decoded(mla_cuda *c, const mla_weight *w, const mla_linear_args *a, mla_err *err);
 /* bf16 layers of many tokens (linear_many.cu): whether they share their tokens and the norm before them can be taken in. The

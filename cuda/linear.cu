@@ -187,7 +187,7 @@ static bool few_queue(mla_cuda *c, const mla_norm_args *norm, const mla_linear_j
         if (before && before->pairs && n == 1 && !norm && gave->half && gave->y == job[0].x && gave->ldy == job[0].ldx && before->T == phase.T) job[0].xh = gave->half;
     }
     if (!c->recording) *st = few_run(&p, c->sms, c->few_sync, c->few_turn++, c->stream, err);
-    else if (!(*st = cu_mix_flush(c, err)) && !few_phase(c->few, &phase, job) && !(*st = cu_few_flush(c, err))) *c->few = p;
+    else if (!(*st = cu_mix_flush(c, err)) && !(*st = cu_heads_flush(c, err)) && !few_phase(c->few, &phase, job) && !(*st = cu_few_flush(c, err))) *c->few = p;
     return true;
 }
 

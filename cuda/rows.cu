@@ -1,9 +1,7 @@
 /* Row-wise operations: norms, rotary embedding, activations, strided copies, reading and writing the cache. */
-#include <cuda_fp8.h>
-
-#include "cuda/attn.cuh"
 #include "cuda/be.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/row_ops.cuh"
 #include "cuda/rows.cuh"
 
 /* One block per row; z != NULL: times silu(z). */
@@ -59,33 +57,25 @@ mla_status cu_gated_norm(mla_backend *be, const mla_gated_norm_args *a, mla_err 
     return run_norm(be, f32p(a->y), a->d, cf32p(a->x), a->d, a->rows, a->d, cf32p(a->gain), cf32p(a->z), a->eps, "gated norm", err);
 }
 
-/* len != NULL: cos and sin begin at token 0, the T rows below len are taken. */
-static __global__ void rope_kernel(float *x, size_t ldx, size_t heads, size_t stride, size_t half, const float *cs, const float *sn, size_t T, const int32_t *len)
+static __global__ void rope_kernel(const __grid_constant__ RowRope p)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     grid_release();
     grid_wait();
-    if (i >= T * heads * half) return;
-    const size_t p = i % half, h = i / half % heads, t = i / half / heads, row = len ? (size_t)*len - T + t : t;
-    float *v = x + t * ldx + h * stride;
-    const float c = cs[row * half + p], s = sn[row * half + p], a = __ldcg(v + p), b = __ldcg(v + p + half);
-    v[p] = a * c - b * s;
-    v[p + half] = b * c + a * s;
+    if (i < p.T * p.heads * p.half) rope_item(p, i / p.half / p.heads, i / p.half % p.heads, i % p.half);
 }
 mla_status cu_rope(mla_backend *be, const mla_rope_args *a, mla_err *err)
 {
     if (a->rot % 2) return mla_fail(err, MLA_EINVAL, "rope: %zu rotated dims, must be even", a->rot);
     const size_t n = a->T * a->heads * (a->rot / 2);
-    if (!n) return MLA_OK;
-    return cu_launch(cu_of(be), "rope", err, rope_kernel, grid_of(n, 256), 256, f32p(a->x), a->ldx, a->heads, a->head_stride, a->rot / 2, cf32p(a->cos), cf32p(a->sin), a->T,
-                     a->at ? (const int32_t *)a->at->len : nullptr);
+    return n ? cu_launch(cu_of(be), "rope", err, rope_kernel, grid_of(n, 256), 256, row_rope(a)) : MLA_OK;
 }
 
 enum Flat { ADD, ADD_ROWS, SILU_MUL, SIGMOID_MUL, COPY };
 enum { LONG = 1 << 16 }; /* values from which on a thread takes four */
 template <Flat OP> static __device__ __forceinline__ float flat_value(float old, float v, float b, float s)
 {
-    return OP == ADD ? old + v : OP == ADD_ROWS ? fmaf(s, v, old) : OP == SILU_MUL ? silu(v) * b : OP == SIGMOID_MUL ? old * (1.f / (1.f + expf(-v))) : v;
+    return OP == ADD ? old + v : OP == ADD_ROWS ? fmaf(s, v, old) : OP == SILU_MUL ? silu(v) * b : OP == SIGMOID_MUL ? gated(old, v) : v;
 }
 /* y (rows, d; ldy) with a (rows, d; lda) and b: one element per thread. */
 template <Flat OP> static __global__ void flat(float *y, size_t ldy, const float *a, size_t lda, const float *b, size_t d, size_t n, float s)
@@ -169,19 +159,14 @@ static mla_status div_view(mla_cuda *c, AttnView *out, const mla_kv_view *v, con
     return view_of(c, out, v, at, tokens, pages, what, err);
 }
 
-/* len != NULL: the T tokens below it. */
-static __global__ void kv_write_kernel(AttnView v, const float *x, size_t ldx, size_t width, size_t pos0, size_t T, const int32_t *len)
+static __global__ void kv_write_kernel(const __grid_constant__ RowKvWrite p)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     grid_release();
     grid_wait();
-    if (i >= T * width) return;
-    if (len) pos0 = (size_t)*len - T;
-    const size_t t = i / width, e = i % width, at = view_row(v, 0, (long long)(pos0 + t), 0) + e;
-    const float y = __ldcg(x + t * ldx + e) / v.scale;
-    if (v.dtype == MLA_F32) ((float *)v.data)[at] = y;
-    else if (v.dtype == MLA_BF16) ((__nv_bfloat16 *)v.data)[at] = __float2bfloat16_rn(y);
-    else ((uint8_t *)v.data)[at] = __nv_cvt_float_to_fp8(y, __NV_SATFINITE, __NV_E4M3);
+    if (i >= p.T * p.width) return;
+    const size_t t = i / p.width, e = i % p.width;
+    kv_store(p.v, kv_row(p, t) + e, __ldcg(p.x + t * p.ldx + e));
 }
 mla_status cu_kv_write(mla_backend *be, const mla_kv_write_args *a, mla_err *err)
 {
@@ -191,8 +176,7 @@ mla_status cu_kv_write(mla_backend *be, const mla_kv_write_args *a, mla_err *err
     mla_status st = cu_scratch(c, a->to.pages && !a->at ? (a->pos0 + a->T) * 4 : 4, "kv_write", &s, err);
     if (!st) st = cu_view(c, &v, &a->to, a->at, a->pos0 + a->T, s, "kv_write", err);
     if (st || !a->T || !a->width) return st;
-    return cu_launch(c, "kv_write", err, kv_write_kernel, grid_of(a->T * a->width, 256), 256, v, cf32p(a->x), a->ldx, a->width, a->pos0, a->T,
-                     a->at ? (const int32_t *)a->at->len : nullptr);
+    return cu_launch(c, "kv_write", err, kv_write_kernel, grid_of(a->T * a->width, 256), 256, row_kv_write(a, v));
 }
 
 static __global__ void kv_read_kernel(AttnView v, float *y, size_t ldy, size_t width, size_t s0, size_t n)

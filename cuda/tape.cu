@@ -1,7 +1,8 @@
 /* Recorded operations: the stream is captured into a CUDA graph while they are queued, so a replay is one launch and costs
  * the host nothing per operation. The scratch blocks a tape names live as long as any tape.
  * Operations that follow each other are joined while they are recorded: linear layers become phases of one launch
- * (linear_few.cu); convolution, delta step and gated norm one kernel (gdn_step.cu). They wait for more of them, and the backend has
+ * (linear_few.cu); convolution, delta step and gated norm one kernel (gdn_step.cu); what stands around attention another one before it and
+ * after it (tape_attn.cu). They wait for more of them, and the backend has
  * a table meanwhile whose other operations queue first what waits. */
 #include <stdlib.h>
 
@@ -136,11 +137,11 @@ static void set_table(mla_cuda *c)
     O *t = &c->between;
     *t = *(c->ops = c->base.ops);
     t->copy = After<&O::copy>::run, t->zero = After<&O::zero>::run;
-    t->rmsnorm = After<&O::rmsnorm>::run, t->gated_norm = join_norm, t->rope = After<&O::rope>::run;
-    t->add = After<&O::add>::run, t->add_rows = After<&O::add_rows>::run, t->copy_rows = After<&O::copy_rows>::run;
-    t->silu_mul = After<&O::silu_mul>::run, t->sigmoid_mul = After<&O::sigmoid_mul>::run;
-    t->kv_write = After<&O::kv_write>::run, t->kv_read = After<&O::kv_read>::run, t->divisor = After<&O::divisor>::run;
-    t->attention = After<&O::attention>::run, t->conv = wait_conv, t->gdn = wait_gdn;
+    t->rmsnorm = After<&O::rmsnorm>::run, t->gated_norm = join_norm, t->rope = cu_hold_rope;
+    t->add = After<&O::add>::run, t->add_rows = After<&O::add_rows>::run, t->copy_rows = cu_hold_copy_rows;
+    t->silu_mul = After<&O::silu_mul>::run, t->sigmoid_mul = cu_hold_sigmoid_mul;
+    t->kv_write = cu_hold_kv_write, t->kv_read = After<&O::kv_read>::run, t->divisor = After<&O::divisor>::run;
+    t->attention = cu_hold_attention, t->linears = cu_hold_linears, t->conv = wait_conv, t->gdn = wait_gdn;
     t->gram = After<&O::gram>::run, t->moments = After<&O::moments>::run, t->gated_change = After<&O::gated_change>::run, t->fit = &FIT;
     c->base.ops = t;
 }
@@ -156,6 +157,7 @@ mla_status cu_record(mla_backend *be, mla_err *err)
     if (!st) st = cu_arrived(c, err);
     if (!st && !c->few && !(c->few = (FewP *)calloc(1, sizeof *c->few))) st = mla_fail(err, MLA_ENOMEM, "record");
     if (!st && !c->mix && !(c->mix = (CudaMix *)calloc(1, sizeof *c->mix))) st = mla_fail(err, MLA_ENOMEM, "record");
+    if (!st && !c->heads && !(c->heads = cu_heads_new())) st = mla_fail(err, MLA_ENOMEM, "record");
     /* relaxed: scratch may grow meanwhile, other threads may use other streams */
     if (!st) st = cu_ok(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeRelaxed), "record", err);
     if (!st) c->recording = true, c->tapes++, c->mix->after = false, set_table(c);

@@ -55,6 +55,33 @@ static void joined(size_t T)
     for (mla_weight *w : {gate, up, down, odd}) gpu->ops->weight_free(gpu, w);
 }
 
+/* Layers, each of them of what the one before wrote, normed: of one token their inputs come number by number, without a meeting of the
+ * blocks; `out` rows at most keep every block busy or do not. Sums and biases in turn. */
+static void linked(size_t T, size_t out)
+{
+    enum { ROUNDS = 15 };
+    mla_weight *w[2] = {weight(gpu, normals(out * out, 110, 0.02f), out, out, MLA_PREC_BF16), weight(gpu, normals(out * out, 111, 0.02f), out, out, MLA_PREC_BF16)};
+    Mem x(gpu, Vec(T * out)), y(gpu, Vec(T * out)), z(gpu, Vec(T * out)), n(gpu, Vec(T * out)), gain(gpu, normals(out, 112, 0.3f)), bias(gpu, normals(out, 113));
+    auto run = [&] {
+        for (size_t i = 0; i < ROUNDS; i++) {
+            Mem &from = i % 3 == 0 ? x : i % 3 == 1 ? y : z, &to = i % 3 == 0 ? y : i % 3 == 1 ? z : x;
+            const mla_norm_args norm = {n, out, from, out, T, out, gain, 1e-6};
+            const mla_linear_job job = {w[i % 2], {to, out, n, out, T, i % 4 ? NULL : (mla_mem *)bias, i % 2 == 1}};
+            OK(gpu->ops->linears(gpu, &norm, &job, 1, &err));
+        }
+    };
+    auto result = [&](const std::function<void()> &f) {
+        Mem *all[] = {&x, &y, &z};
+        Vec r;
+        for (size_t i = 0; i < 3; i++) OK(gpu->ops->upload(gpu, *all[i], normals(T * out, 114 + i).data(), all[i]->bytes, &err));
+        f();
+        for (Mem *m : all) append(r, m->get());
+        return r;
+    };
+    twice_replayed("linked layers, " + std::to_string(T) + " tokens, " + std::to_string(out) + " outputs", run, result);
+    for (mla_weight *i : w) gpu->ops->weight_free(gpu, i);
+}
+
 /* Operations behind a layer that waits for more to join it: each reads, or writes, what that layer writes. Replayed twice the bits of
  * one by one; before every run all buffers hold other numbers than the layer's. */
 static void behind(void)
@@ -171,6 +198,71 @@ static void mixed(size_t T, int alias)
     gpu->ops->weight_free(gpu, narrow);
 }
 
+/* Attention over latents with what stands around it: rotations, cache writes, absorbed queries, values of the heads with a bias, the gate.
+ * Joined the bits of one by one, in everything that they write. how 1: rotary keys are copied and written apart; 2: absorbed queries read what is
+ * rotated; 3: the gate is what the values' layers write; 4: rotary queries are not rotated; 5: e4m3; 6: nothing but row operations, one
+ * after the other; 7: no gate, another layer takes the values. Cases of 2 and 3 are not joined, 4 and 5 in part. */
+static void around(size_t T, int how)
+{
+    enum { H = 12, G = 2, LAT = 512, NOPE = 96, ROPE = 64, HD = NOPE + ROPE, Q = 2 * HD, ROW = LAT + ROPE, POOL = 5, PAGE = 64, CACHED = 130 };
+    const int32_t len = CACHED + (int32_t)T, page[POOL] = {4, 0, 2, 1, 3};
+    const bool fp8 = how == 5;
+    mla_weight *key[G], *val[G], *out = weight(gpu, normals(D * H * HD, 90, 0.02f), D, H * HD, MLA_PREC_BF16);
+    for (int g = 0; g < G; g++) key[g] = weight(gpu, normals(LAT * NOPE, 91 + g, 0.1f), LAT, NOPE, MLA_PREC_BF16), val[g] = weight(gpu, normals(HD * LAT, 93 + g, 0.05f), HD, LAT, MLA_PREC_BF16);
+    Mem q(gpu, Vec(T * H * Q)), kv(gpu, Vec(T * ROW)), kr(gpu, Vec(T * ROPE)), a(gpu, Vec(T * H * LAT)), ol(gpu, Vec(T * H * LAT)), o(gpu, Vec(T * H * HD)), y(gpu, Vec(T * D)),
+        cache(gpu, Vec(POOL * PAGE * ROW / (fp8 ? 4 : 2))), cs(gpu, normals(POOL * PAGE * ROPE / 2, 95)), sn(gpu, normals(POOL * PAGE * ROPE / 2, 96)), bias(gpu, normals(HD, 97)),
+        L(gpu, &len, 4), P(gpu, page, sizeof page);
+    auto run = [&] {
+        const mla_cursor at = {L, P, POOL};
+        const mla_rope_args rq = {mla_at(q, NOPE), H * Q, T, H, Q, ROPE, cs, sn, &at}, rk = {mla_at(kv, LAT), ROW, T, 1, ROPE, ROPE, cs, sn, &at};
+        const mla_kv_view c = {cache, NULL, PAGE, ROW, 0, 0, fp8 ? MLA_F8_E4M3 : MLA_BF16, fp8 ? 0.03f : 1.f};
+        mla_kv_view r = c;
+        r.col = LAT;
+        const mla_kv_write_args all = {c, kv, ROW, T, ROW, 0, &at}, first = {c, kv, ROW, T, LAT, 0, &at}, second = {r, kr, ROPE, T, ROPE, 0, &at};
+        std::vector<mla_linear_job> keys, vals;
+        for (size_t t = 0; t < T; t++)
+            for (size_t g = 0; g < G; g++) {
+                const size_t n = t * H + g * H / G, from = how == 2 ? ROPE : 0;
+                const size_t rows = H / G;
+                keys.push_back({key[g], {mla_at(a, n * LAT), LAT, mla_at(q, n * Q + from), Q, rows, NULL, false}});
+                vals.push_back({val[g], {mla_at(o, n * HD), HD, mla_at(ol, n * LAT), LAT, rows, bias, false}});
+            }
+        if (how != 4) OK(gpu->ops->rope(gpu, &rq, &err));
+        OK(gpu->ops->rope(gpu, &rk, &err));
+        if (how == 1) {
+            OK(gpu->ops->copy_rows(gpu, kr, ROPE, mla_at(kv, LAT), ROW, T, ROPE, &err));
+            OK(gpu->ops->kv_write(gpu, &first, &err));
+            OK(gpu->ops->kv_write(gpu, &second, &err));
+        } else OK(gpu->ops->kv_write(gpu, &all, &err));
+        if (how == 6) return;
+        OK(gpu->ops->linears(gpu, NULL, keys.data(), keys.size(), &err));
+        mla_attn_args n = {};
+        n.o = ol, n.ldo = H * LAT, n.q = a, n.ldq = H * LAT, n.qh_stride = LAT;
+        n.q2 = mla_at(q, NOPE), n.ldq2 = H * Q, n.q2h_stride = Q;
+        n.k = n.v = c, n.k2 = r;
+        n.kh = n.k2h = n.vh = 1, n.T = T, n.H = H, n.dk = n.dv = LAT, n.dk2 = ROPE, n.scale = 0.05f, n.bf16 = true, n.at = &at;
+        OK(gpu->ops->attention(gpu, &n, &err));
+        OK(gpu->ops->linears(gpu, NULL, vals.data(), vals.size(), &err));
+        if (how != 7) OK(gpu->ops->sigmoid_mul(gpu, o, how == 3 ? o : mla_at(q, HD), T * H, HD, how == 3 ? (size_t)HD : (size_t)Q, &err));
+        const mla_linear_args last = {y, D, o, H * HD, T, NULL, true};
+        OK(gpu->ops->linear(gpu, out, &last, &err));
+    };
+    auto result = [&](const std::function<void()> &f) {
+        Mem *all[] = {&q, &kv, &kr, &a, &ol, &o, &y};
+        for (size_t i = 0; i < 7; i++) OK(gpu->ops->upload(gpu, *all[i], normals(all[i]->bytes / 4, 98 + i, 0.5f).data(), all[i]->bytes, &err));
+        std::vector<unsigned char> stored(cache.bytes);
+        for (size_t i = 0; i < stored.size(); i++) stored[i] = fp8 ? (unsigned char)(0x20 + i % 31) : (unsigned char)(i & 1 ? 0x3d + (i / 2 % 3 ? 0 : 0x80) : i * 7);
+        OK(gpu->ops->upload(gpu, cache, stored.data(), stored.size(), &err));
+        f();
+        Vec v;
+        for (Mem *m : all) append(v, m->get());
+        append(v, cache.get());
+        return v;
+    };
+    twice_replayed("attention and what stands around it, " + std::to_string(T) + " tokens, how " + std::to_string(how), run, result);
+    for (mla_weight *w : {key[0], key[1], val[0], val[1], out}) gpu->ops->weight_free(gpu, w);
+}
+
 /* Each of these needs the host; the recording that met one is void, the backend goes on. */
 static void refusals(void)
 {
@@ -208,6 +300,9 @@ static void layers(void)
 {
     for (size_t T = 1; T <= 8; T++)
         if (next_case()) joined(T);
+    for (size_t T = 1; T <= 2; T++)
+        for (size_t out : {1056, 1216, 512, 2048})
+            if (next_case()) linked(T, out);
 }
 
 static void mixers(void)
@@ -217,8 +312,15 @@ static void mixers(void)
             if (next_case()) mixed(T, alias);
 }
 
+static void attentions(void)
+{
+    for (size_t T = 1; T <= 8; T++)
+        for (int how = 0; how < 8; how++)
+            if (next_case()) around(T, how);
+}
+
 int main(int argc, char **argv)
 {
-    const Section section[] = {{"layers", layers}, {"behind", behind}, {"mixers", mixers}, {"refusals", refusals}};
-    return ops_main("cuda_joins", 158, section, argc, argv);
+    const Section section[] = {{"layers", layers}, {"behind", behind}, {"mixers", mixers}, {"attentions", attentions}, {"refusals", refusals}};
+    return ops_main("cuda_joins", 302, section, argc, argv);
 }
