@@ -27,11 +27,13 @@ struct FewPhase {
     int tiles;                /* filled by few_phase: of all its jobs */
     const float *gain;        /* every x is normed first (rmsnorm of backend.h); NULL: not */
     double eps;
+    bool linked;              /* filled by few_phase and few_run: the one x is all that the one layer before wrote, and comes by FewSync.link */
 };
 /* What blocks share, in device memory: zero before the first launch; launches one after the other, some of which overlap. */
-enum { FEW_TURNS = 8 };
+enum { FEW_TURNS = 8, LINK_IN = 6144 };
 struct FewSync {
-    unsigned long long met;                  /* how often a block came to the end of a phase, ever */
+    unsigned long long met[FEW_PHASES];    /* how often a block came to the end of each phase, ever */
+    unsigned long long link[2][LINK_IN];   /* results of even and odd phases: an fp32 number, below a tag of launch and phase */
     unsigned drawn[FEW_TURNS][FEW_PHASES]; /* tiles given out in every phase; launches take turns; zero again after each */
 };
 struct FewP {

@@ -72,7 +72,7 @@ template <int SETS> static __device__ __forceinline__ void load_old(const FewPha
         if (const int u = t + (n & 1) + 4 * (n >> 1); u < p.T) old[n] = __ldcg(job.y + u * job.ldy + o);
 }
 /* The warps' sums s of the tile that begins at `row`; old: what was there, where it accumulates; w's and w2's rows alternate. */
-static __device__ __forceinline__ void put_tile(const FewPhase &p, const FewJob &job, int row, int t0, float2 s, const float *old)
+static __device__ __forceinline__ void put_tile(const FewPhase &p, const FewJob &job, int row, int t0, float2 s, const float *old, const FewLink &link)
 {
     const int lane = threadIdx.x & 31, o = row + (lane >> 1), t = t0 + 2 * (lane & 1);
     const float v[2] = {s.x, s.y};
@@ -92,12 +92,14 @@ static __device__ __forceinline__ void put_tile(const FewPhase &p, const FewJob 
 #pragma unroll
     for (int e = 0; e < 2 && t + e < p.T; e++) {
         const float x = job.bias ? v[e] + job.bias[o] : v[e];
-        job.y[(t + e) * job.ldy + o] = job.accumulate ? old[e] + x : x;
+        const float y = job.accumulate ? old[e] + x : x;
+        if (link.to) put_link(link, o, y); /* one token */
+        job.y[(t + e) * job.ldy + o] = y;
     }
 }
 
 /* The phase's tiles as they come. SETS: of four tokens. */
-template <int SETS> static __device__ __forceinline__ void take_tiles(const FewP &p, int f, char *smem, int &slot, uint32_t &parity, int &tiles)
+template <int SETS> static __device__ __forceinline__ void take_tiles(const FewP &p, int f, char *smem, int &slot, uint32_t &parity, int &tiles, const FewLink &link)
 {
     const FewPhase &ph = p.phase[f];
     const int lane = threadIdx.x & 31, w = threadIdx.x >> 5;
@@ -129,7 +131,7 @@ template <int SETS> static __device__ __forceinline__ void take_tiles(const FewP
                 float2 v = part[n * WARPS * 16 + lane % 16];
 #pragma unroll
                 for (int i = 1; i < WARPS; i++) v.x += part[(n * WARPS + i) * 16 + lane % 16].x, v.y += part[(n * WARPS + i) * 16 + lane % 16].y;
-                put_tile(ph, job, tile.y, 4 * n, v, old + 2 * n);
+                put_tile(ph, job, tile.y, 4 * n, v, old + 2 * n, link);
             }
         }
         tiles++;

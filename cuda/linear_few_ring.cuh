@@ -71,6 +71,11 @@ static __device__ __noinline__ int fetch_ahead(const FewP &p, int f, int tile, i
 struct FewTalk {
     int begun;   /* the phase whose tokens are there */
     int next[2]; /* the tile after this one, in turns */
+    /* Of the multiplying warps, kept here from phase to phase, not in registers that tokens need meanwhile: their place in the ring, tiles so far,
+     * the launch, what the last end's `met` is when all blocks are there. */
+    int slot, tiles;
+    uint32_t parity, launch;
+    unsigned long long goal;
 };
 /* The copying warps: every stage as its slot comes free, even rows by the first, odd ones by the second. One lane issues them, from
  * addresses that the compiler sees to be the same in all lanes: a warp takes 60 ns for a copy whatever its size, and a stage's 8
@@ -84,6 +89,7 @@ static __device__ __forceinline__ void copy_stages(const FewP &p, uint32_t ring,
     for (int f = 0; f < p.phases; f++) {
         const FewPhase &ph = p.phase[f];
         int j = ph.job0;
+        bool idle = !second; /* as far as the first warp knows, nothing of the phase is multiplied yet */
         for (int tile = blockIdx.x; tile < ph.tiles;) {
             int next = 0;
             if (!second && lane == 0) next = draw(p.drawn + f, ph.tiles); /* has come when this tile is queued */
@@ -92,7 +98,7 @@ static __device__ __forceinline__ void copy_stages(const FewP &p, uint32_t ring,
             j = t.job;
             for (int k0 = 0; k0 < t.in; k0 += KC) {
                 const uint32_t bytes = (uint32_t)min((int)KC, t.in - k0) * 2, bar = notes + slot * NOTE, to = ring + slot * STAGE + second * PITCH;
-                if (!second && __any_sync(~0u, *(volatile int *)&talk->begun < f && !mbar_ready(bar + 8, parity)))
+                if (idle && (idle = __any_sync(~0u, *(volatile int *)&talk->begun < f)) && __any_sync(~0u, !mbar_ready(bar + 8, parity)))
                     ahead = fetch_ahead(p, f, tile, j, k0, __shfl_sync(~0u, next, 0), ahead, bar + 8, parity, &talk->begun);
                 mbar_wait(bar + 8, parity);
                 if (elect_one()) {
