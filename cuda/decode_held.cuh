@@ -5,8 +5,8 @@
  * What goes to the warpgroups of O is a message: P of a page, and a note: which warps' maxima moved and by which factors; or, at the
  * end of a sequence, a note of the factors that finish O. Two buffers of both.
  *
- * More rows than N: as many blocks side by side take the same pages, each rows of its own. Two are a cluster, and a box comes into
- * both at once; of more, L2 serves all but the first. */
+ * More rows than N: as many blocks side by side take the same pages, each rows of its own. Two are a cluster (of 32 rows where parts
+ * are long), and a box comes into both at once; of more, L2 serves all but the first. */
 #ifndef MLA_CUDA_DECODE_HELD_CUH
 #define MLA_CUDA_DECODE_HELD_CUH
 #include "cuda/decode_held_copy.cuh"
@@ -33,7 +33,7 @@ template <typename Role> static __device__ __forceinline__ void held_walk(const 
 }
 #endif
 
-template <int N>
+template <int N, int CL>
 __global__ void __launch_bounds__(HELD_THREADS + 128, 1)
     decode_held(const __grid_constant__ CUtensorMap mc, const __grid_constant__ CUtensorMap mr, const __grid_constant__ DecodeP d)
 {
@@ -46,31 +46,31 @@ __global__ void __launch_bounds__(HELD_THREADS + 128, 1)
         const uint32_t bar = smem_u32(smem) + sm.bars;
         constexpr int T = HeldSmem::THIRDS, P = HeldSmem::PER;
         const int counts[4] = {N / 16, N / 16, 8, 8}; /* as HeldRole names them */
-        for (int i = 0; i < SLOTS; i++) mbar_init(bar + i * 8, 4 * held_cluster(N, d.tiles));
+        for (int i = 0; i < SLOTS; i++) mbar_init(bar + i * 8, 4 * CL);
         for (int i = 0; i < 4 * T; i++) mbar_init(bar + (SLOTS + i) * 8, ((i % T + 1) * P + T - 1) / T - (i % T * P + T - 1) / T);
         for (int i = 0; i < 4; i++) mbar_init(bar + (SLOTS + 4 * T + i) * 8, counts[i]);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x < 2 * HeldSmem::NOTE / 4) ((int *)(smem + sm.note))[threadIdx.x] = 0;
-    if (held_cluster(N, d.tiles) > 1) cluster_sync();
+    if (CL > 1) cluster_sync();
     else __syncthreads();
     if (threadIdx.x >= HELD_THREADS) {
         regs_shrink<24>();
         if (threadIdx.x == HELD_THREADS) fetch_maps(&mc, &mr, d);
         grid_wait();
-        HeldCopy<N> k(&mc, &mr, d, smem);
+        HeldCopy<N, CL> k(&mc, &mr, d, smem);
         k.run();
     } else if (threadIdx.x < 256) {
         regs_grow<128>();
-        HeldSums<N> k(d, smem);
+        HeldSums<N, CL> k(d, smem);
         held_walk(d, k);
     } else {
         regs_grow<232>();
-        HeldSoftmax<N> k(d, smem);
+        HeldSoftmax<N, CL> k(d, smem);
         held_walk(d, k);
     }
     __syncwarp();
-    if (held_cluster(N, d.tiles) > 1) cluster_sync(); /* nothing more comes into this block from the other */
+    if (CL > 1) cluster_sync(); /* nothing more comes into this block from the other */
 #endif
 }
 #endif

@@ -5,8 +5,8 @@
 #include "cuda/decode_held_role.cuh"
 
 #ifdef MLA_HOPPER
-template <int N> struct HeldCopy : HeldRole<N> {
-    using R = HeldRole<N>;
+template <int N, int CL> struct HeldCopy : HeldRole<N, CL> {
+    using R = HeldRole<N, CL>;
     using typename R::RingPos;
     using R::d, R::lane, R::pos, R::tile, R::w, R::LAT, R::PER;
     const CUtensorMap *mc, *mr;
@@ -44,7 +44,7 @@ template <int N> struct HeldCopy : HeldRole<N> {
         item(BOX, [&](int x, uint32_t to, uint32_t bar) {
             const CUtensorMap *map = x ? mc : mr;
             const int col = x ? d.lat_col + blockIdx.z * LAT + 64 * (x - 1) : d.rope_col;
-            if (this->cl == 1) tma_box(to, map, bar, policy, col, 0, page);
+            if (CL == 1) tma_box(to, map, bar, policy, col, 0, page);
             else if ((w & 1) == tile) tma_box_both(to, map, bar, policy, col, 0, page);
         });
         boxes += PER;

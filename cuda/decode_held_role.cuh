@@ -21,21 +21,17 @@ struct HeldSmem {
     static __host__ __device__ constexpr int slots(int N) { return (SMEM_MAX - 1024 - (int)HeldSmem(N, 0).bytes) / (BOX + 8); }
 };
 
-/* Two blocks with the same pages are a cluster: each fetches every other box for both. Not those of few rows: the launch of clusters
- * takes 1 us more, and short batches win less. */
-static __host__ __device__ __forceinline__ int held_cluster(int N, int tiles) { return N == 48 && tiles == 2 ? 2 : 1; }
-
 #ifdef MLA_HOPPER
-/* N query rows of a block. A piece of a sequence is an item of queries and an item for every page, each PER boxes of the ring: rotary
+/* N query rows of a block. CL 2: two blocks with the same pages are a cluster, and each fetches every other box for both. A piece of a sequence is an item of queries and an item for every page, each PER boxes of the ring: rotary
  * values, then latents. S gives a page's first box back before O gives back the others, and the last box of the page after the next
  * comes into its slot (N 48: 26 slots). */
-template <int N> struct HeldRole {
+template <int N, int CL> struct HeldRole {
     static constexpr int LAT = 512, NB = LAT / 64, PER = NB + 1, THIRDS = HeldSmem::THIRDS, SLOTS = HeldSmem::slots(N), ALL = 256;
     using RingPos = RingPosOf<1>;
     const DecodeP &d;
     char *smem;
     uint32_t base;
-    int w, lane, g, c, t, tile, cl;
+    int w, lane, g, c, t, tile;
     uint32_t empties; /* of the lane-th block of the cluster */
     RingPos pos;
     uint32_t items, messages; /* so far */
@@ -44,7 +40,7 @@ template <int N> struct HeldRole {
     __device__ __forceinline__ HeldRole(const DecodeP &d_, char *smem_) : d(d_), smem(smem_), base(smem_u32(smem_)), pos{0, 0}, items(0), messages(0)
     {
         tile = blockIdx.x % d.tiles, t = threadIdx.x & 127, w = __shfl_sync(~0u, t >> 5, 0), lane = t & 31, g = lane >> 2, c = lane & 3;
-        cl = held_cluster(N, d.tiles), empties = cluster_addr(base + sm().bars, lane & (cl - 1));
+        empties = cluster_addr(base + sm().bars, lane & (CL - 1));
     }
     __device__ __forceinline__ RingPos at(int ahead) const { return pos.at(ahead, SLOTS); }
     __device__ __forceinline__ uint32_t slot_addr(RingPos r) const { return base + r.slot * BOX; }
@@ -59,7 +55,7 @@ template <int N> struct HeldRole {
     __device__ __forceinline__ void next(int boxes) { pos = at(boxes), items++; }
     __device__ __forceinline__ void wait_sent() const { mbar_wait(sent(messages), (messages >> 1) & 1); }
     __device__ __forceinline__ void wait_used() const { mbar_wait(used(messages), ((messages >> 1) & 1) ^ 1); }
-    __device__ __forceinline__ void release(RingPos r) const { cluster_arrive_if(empties + r.slot * 8, lane < cl); }
+    __device__ __forceinline__ void release(RingPos r) const { cluster_arrive_if(empties + r.slot * 8, lane < CL); }
     __device__ __forceinline__ uint32_t p_addr() const { return base + sm().p + (messages & 1) * (N * 128); }
     __device__ __forceinline__ uint32_t note_addr() const { return base + sm().note + (messages & 1) * HeldSmem::NOTE; }
     __device__ __forceinline__ float *note() const { return (float *)(smem + note_addr() - base); }

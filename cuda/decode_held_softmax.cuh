@@ -5,8 +5,8 @@
 #include "cuda/decode_held_role.cuh"
 
 #ifdef MLA_HOPPER
-template <int N> struct HeldSoftmax : HeldRole<N> {
-    using R = HeldRole<N>;
+template <int N, int CL> struct HeldSoftmax : HeldRole<N, CL> {
+    using R = HeldRole<N, CL>;
     using typename R::RingPos;
     using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::smem, R::t, R::w, R::LAT, R::NB, R::PER, R::THIRDS;
     uint32_t q[PER * 4][4];  /* rows g and g + 8 of the warp's 16 */

@@ -6,8 +6,8 @@
 #include "cuda/decode_held_role.cuh"
 
 #ifdef MLA_HOPPER
-template <int N> struct HeldSums : HeldRole<N> {
-    using R = HeldRole<N>;
+template <int N, int CL> struct HeldSums : HeldRole<N, CL> {
+    using R = HeldRole<N, CL>;
     using typename R::RingPos;
     using R::base, R::c, R::d, R::g, R::lane, R::messages, R::pos, R::smem, R::w, R::LAT, R::PER, R::ALL;
     static constexpr int TILES = LAT / 128;
