@@ -73,7 +73,7 @@ struct DecodeKernel {
     int solo; /* warpgroups sharing the rows (1: each has its own); 0: a pair; TRIO: two for the softmax, two for the sums; HELD: one and two, queries in registers */
     int cl; /* blocks of a cluster that share the latents (2), or 1 */
     const void *fn; /* kernel (CUtensorMap, CUtensorMap, DecodeP) */
-    const void *pair; /* HELD: the same, two tiles a cluster */
+    const void *pair = nullptr; /* HELD: the same, two tiles a cluster */
 };
 /* Each instantiation file contributes a list, ended by lat == 0. */
 extern const DecodeKernel mla_decode_k256[], mla_decode_k512[], mla_decode_k768[], mla_decode_k1792[], mla_decode_trio512[], mla_decode_held512[], mla_decode_gqa[];

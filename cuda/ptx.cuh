@@ -224,13 +224,19 @@ template <int N> static __device__ __forceinline__ void wgmma_pin(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 static __device__ __forceinline__ void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* A warpgroup's share of the registers. A checker's instructions between a kernel's need some of their own: MLA_CUDA_CHECKED leaves them as
+ * they are at launch. */
 template <int REGS> static __device__ __forceinline__ void regs_grow(void)
 {
+#ifndef MLA_CUDA_CHECKED
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));
+#endif
 }
 template <int REGS> static __device__ __forceinline__ void regs_shrink(void)
 {
+#ifndef MLA_CUDA_CHECKED
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGS));
+#endif
 }
 template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
 {
