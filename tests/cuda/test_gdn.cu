@@ -117,8 +117,8 @@ int main(void)
         {"five value heads a key head", {130}, 1, 5, 0.05f, 0, 0},
         {"sequences", {70, 1, 64, 200, 3, 128}, 1, 3, 0.03f, 0, 0}, {"many sequences", std::vector<int>(60, 67), 1, 3, 0.03f, 0, 0},
     };
-    if (!cut_has_gpu()) return cut_skip_all("cuda_gdn", 72);
-    if (!gdn_chunk_here()) return cut_skip_all("cuda_gdn (not a Hopper GPU)", 72);
+    if (!cut_has_gpu()) return cut_skip_all("cuda_gdn", 302);
+    if (!gdn_chunk_here()) return cut_skip_all("cuda_gdn (not a Hopper GPU)", 302);
     for (const Case &c : cases) {
         size_t T = 0;
         for (int n : c.lengths) T += (size_t)n;
