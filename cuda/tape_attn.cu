@@ -107,45 +107,43 @@ mla_status cu_heads_flush(mla_cuda *c, mla_err *err)
     set_jobs(h, &p);
     return run(c, &p, err);
 }
-/* Room for another operation: whatever else waits is queued, layers behind operations, too. */
-static mla_status op_room(mla_cuda *c, mla_err *err)
+/* Room for another operation behind those that wait; whatever else waits is queued, layers behind operations, too. Without `fits`, and on
+ * an error, *to is NULL: it cannot wait, and nothing does any more. */
+static mla_status op_room(mla_cuda *c, bool fits, Held **to, mla_err *err)
 {
     CudaHeads *h = c->heads;
-    return h->jobs || h->ops == HEADS_OPS || !h->ops ? cu_flush(c, err) : MLA_OK;
+    const mla_status st = !fits || h->jobs || h->ops == HEADS_OPS || !h->ops ? cu_flush(c, err) : MLA_OK;
+    *to = !st && fits ? &h->op[h->ops++] : NULL;
+    return st;
 }
 
 mla_status cu_hold_rope(mla_backend *be, const mla_rope_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
-    const mla_status st = a->rot && a->rot % 2 == 0 && a->T && a->heads && a->head_stride && c->major == 9 ? op_room(c, err) : cu_flush(c, err);
-    if (st) return st;
-    if (!(a->rot && a->rot % 2 == 0 && a->T && a->heads && a->head_stride && c->major == 9)) return c->ops->rope(be, a, err);
-    Held &o = c->heads->op[c->heads->ops++];
-    o.kind = HEADS_ROPE, o.rope = *a, o.use = use_of(a);
-    if (a->at) o.at = *a->at, o.rope.at = &o.at;
+    Held *o;
+    const mla_status st = op_room(c, a->rot && a->rot % 2 == 0 && a->T && a->heads && a->head_stride && c->major == 9, &o, err);
+    if (!o) return st ? st : c->ops->rope(be, a, err);
+    o->kind = HEADS_ROPE, o->rope = *a, o->use = use_of(a);
+    if (a->at) o->at = *a->at, o->rope.at = &o->at;
     return MLA_OK;
 }
 mla_status cu_hold_kv_write(mla_backend *be, const mla_kv_write_args *a, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
     AttnView v;
-    const bool fits = a->at && a->T && a->width && c->major == 9 && !cu_view(c, &v, &a->to, a->at, 0, NULL, "kv_write", NULL);
-    const mla_status st = fits ? op_room(c, err) : cu_flush(c, err);
-    if (st) return st;
-    if (!fits) return c->ops->kv_write(be, a, err);
-    Held &o = c->heads->op[c->heads->ops++];
-    o.kind = HEADS_KV_WRITE, o.kv = *a, o.use = use_of(a), o.at = *a->at, o.kv.at = &o.at;
+    Held *o;
+    const mla_status st = op_room(c, a->at && a->T && a->width && c->major == 9 && !cu_view(c, &v, &a->to, a->at, 0, NULL, "kv_write", NULL), &o, err);
+    if (!o) return st ? st : c->ops->kv_write(be, a, err);
+    o->kind = HEADS_KV_WRITE, o->kv = *a, o->use = use_of(a), o->at = *a->at, o->kv.at = &o->at;
     return MLA_OK;
 }
 mla_status cu_hold_copy_rows(mla_backend *be, mla_mem *y, size_t ldy, const mla_mem *x, size_t ldx, size_t rows, size_t d, mla_err *err)
 {
     mla_cuda *c = cu_of(be);
-    const bool fits = rows && d && c->major == 9;
-    const mla_status st = fits ? op_room(c, err) : cu_flush(c, err);
-    if (st) return st;
-    if (!fits) return c->ops->copy_rows(be, y, ldy, x, ldx, rows, d, err);
-    Held &o = c->heads->op[c->heads->ops++];
-    o.kind = HEADS_COPY, o.copy = {y, (mla_mem *)x, ldy, ldx, rows, d}, o.use = Use{touch(y, rows, ldy * 4, d * 4), {touch(x, rows, ldx * 4, d * 4)}};
+    Held *o;
+    const mla_status st = op_room(c, rows && d && c->major == 9, &o, err);
+    if (!o) return st ? st : c->ops->copy_rows(be, y, ldy, x, ldx, rows, d, err);
+    o->kind = HEADS_COPY, o->copy = {y, (mla_mem *)x, ldy, ldx, rows, d}, o->use = Use{touch(y, rows, ldy * 4, d * 4), {touch(x, rows, ldx * 4, d * 4)}};
     return MLA_OK;
 }
 
