@@ -2,6 +2,7 @@
 #ifndef MLA_CUDA_CODES_RING_CUH
 #define MLA_CUDA_CODES_RING_CUH
 #include "cuda/codes.cuh"
+#include "cuda/linear_few.cuh"
 #include "cuda/ptx.cuh"
 
 enum { WARPS = 8, TEAMS = 2, THREADS = TEAMS * (WARPS + 1) * 32, TOKENS = 8, NOTE = 32, PITCH = 20, SMEM_ALL = 232448 - 4096,
@@ -46,10 +47,7 @@ static __device__ __forceinline__ void copy_units(const Codes &c, const MmaP &a,
     uint32_t parity = 1;
     for (int tile = (int)blockIdx.x * a.teams + team; tile < a.tiles;) {
         int next = 0;
-        if (lane == 0) { /* looked at when this tile is queued */
-            next = (int)atomicAdd(a.drawn, 1u);
-            if (next == a.tiles - 1) *a.drawn = 0; /* every tile draws once */
-        }
+        if (lane == 0) next = few_draw(a.drawn, a.tiles); /* looked at when this tile is queued */
         const char *from = (const char *)c.data + (size_t)tile * (size_t)c.row_bytes;
         for (int s = 0; s < a.slot_tile; s++) {
             const uint32_t bar = notes + slot * NOTE, done = s * all, bytes = min(all, (uint32_t)c.row_bytes - done);

@@ -6,13 +6,8 @@
 #ifndef MLA_CUDA_CODES_UNIT_CUH
 #define MLA_CUDA_CODES_UNIT_CUH
 #include "cuda/codes.cuh"
+#include "cuda/ptx.cuh"
 
-static __device__ __forceinline__ void mma16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 static __device__ __forceinline__ __nv_bfloat162 two(uint32_t x) { return *(const __nv_bfloat162 *)&x; }
 static __device__ __forceinline__ uint32_t bits(__nv_bfloat162 x) { return *(const uint32_t *)&x; }
 static __device__ __forceinline__ float upper(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
@@ -209,7 +204,7 @@ static __device__ __forceinline__ void take_unit(Sums<GROUP, ONE> &y, const Code
             for (int m = 0; m < 4; m++) {
                 uint32_t v[4];
                 values<CODE, VALUES>(v, s, m, in.pairs);
-                mma16816(sum, v, m & 1 ? t[m / 2].z : t[m / 2].x, m & 1 ? t[m / 2].w : t[m / 2].y);
+                mma_bf16(sum, v[0], v[1], v[2], v[3], m & 1 ? t[m / 2].z : t[m / 2].x, m & 1 ? t[m / 2].w : t[m / 2].y);
             }
             if ((st + 1) % PER) continue;
             const int n = st / PER;
@@ -246,7 +241,7 @@ static __device__ __forceinline__ void take_unit(Sums<GROUP, ONE> &y, const Code
                         uint32_t v[4];
                         if (m % 4 == 0) s = step(m / 4);
                         values<CODE, VALUES>(v, s, m % 4, in.pairs);
-                        mma16816(sum, v, g == i ? (k ? t.z : t.x) : 0u, g == i ? (k ? t.w : t.y) : 0u);
+                        mma_bf16(sum, v[0], v[1], v[2], v[3], g == i ? (k ? t.z : t.x) : 0u, g == i ? (k ? t.w : t.y) : 0u);
                     }
                 }
 #pragma unroll
@@ -270,7 +265,7 @@ static __device__ __forceinline__ void take_unit(Sums<GROUP, ONE> &y, const Code
                         if (m % 4 == 0) s = step(m / 4);
                         if (m % 2 == 0) t = *(const uint4 *)(x + m / 2 * 64);
                         values<CODE, VALUES>(v, s, m % 4, in.pairs);
-                        mma16816(sum, v, m & 1 ? t.z : t.x, m & 1 ? t.w : t.y);
+                        mma_bf16(sum, v[0], v[1], v[2], v[3], m & 1 ? t.z : t.x, m & 1 ? t.w : t.y);
                     }
                     float to[2];
 #pragma unroll

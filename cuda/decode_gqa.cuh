@@ -24,13 +24,6 @@ struct GqaSmem {
 };
 
 #ifdef MLA_HOPPER
-static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <int D> struct Gqa {
     const DecodeP &d;
     char *smem;
@@ -79,8 +72,8 @@ template <int D> struct Gqa {
         for (int k = 0; k < D / 16; k++) { /* matrices: tokens 0-7 and 8-15 (m2), dims 0-7 and 8-15 (m1) */
             uint32_t b[4];
             ldmatrix4(b, keys + (k >> 2) * BOX + (16 * w + 8 * m2 + r8) * 128 + (((2 * (k & 3) + m1) ^ r8) << 4));
-            mma_bf16(s[0], q[k], b[0], b[1]);
-            mma_bf16(s[1], q[k], b[2], b[3]);
+            mma_bf16(s[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+            mma_bf16(s[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
         }
         float top[2], use[2];
 #pragma unroll
@@ -131,8 +124,8 @@ template <int D> struct Gqa {
         for (int i = 0; i < D / 16; i++) { /* matrices: tokens 0-7 and 8-15 (m1), dims 0-7 and 8-15 (m2) */
             uint32_t b[4];
             ldmatrix4_trans(b, values + (i >> 2) * BOX + (16 * w + 8 * m1 + r8) * 128 + (((2 * (i & 3) + m2) ^ r8) << 4));
-            mma_bf16(o[2 * i], p, b[0], b[1]);
-            mma_bf16(o[2 * i + 1], p, b[2], b[3]);
+            mma_bf16(o[2 * i], p[0], p[1], p[2], p[3], b[0], b[1]);
+            mma_bf16(o[2 * i + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
         }
     }
     /* The warps' sums of a sequence, brought to their common maximum, one after the other; then out. */

@@ -36,6 +36,13 @@ struct FewSync {
     unsigned long long link[2][LINK_IN];   /* results of even and odd phases: an fp32 number, below a tag of launch and phase */
     unsigned drawn[FEW_TURNS][FEW_PHASES]; /* tiles given out in every phase; launches take turns; zero again after each */
 };
+/* Draws a tile after the blocks' first ones, from 0 on, of `tiles` in all: by one thread, once for every tile there is. */
+static __device__ __forceinline__ int few_draw(unsigned *drawn, int tiles)
+{
+    const int n = (int)atomicAdd(drawn, 1u);
+    if (n == tiles - 1) *drawn = 0; /* the last one */
+    return n;
+}
 struct FewP {
     FewJob job[FEW_ALL];
     FewPhase phase[FEW_PHASES];

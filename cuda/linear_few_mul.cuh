@@ -8,12 +8,7 @@
 #ifdef MLA_HOPPER
 /* d (16 x 8) += a (16 x 16) b (16 x 8): a's upper rows are 8 rows of weights in some columns, the lower rows the same 8 in as many
  * others; b's left half is 4 tokens in the former, its right half the same 4 in the latter. Two quarters of d are sums, two are nothing. */
-static __device__ __forceinline__ void mma_two(float (&d)[4], const uint4 &a, const uint2 &b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
-}
+static __device__ __forceinline__ void mma_two(float (&d)[4], const uint4 &a, const uint2 &b) { mma_bf16(d, a.x, a.y, a.z, a.w, b.x, b.y); }
 /* A tile's products with the tokens at `x` of shared memory, this warp's share, SETS of four tokens: lane (g, c) has row g, tokens
  * 2 (c % 2) and the next of a set. */
 template <int SETS> static __device__ __forceinline__ void multiply(float2 (&s)[SETS], char *smem, int x, int in, int T, int stages, int &slot, uint32_t &parity)

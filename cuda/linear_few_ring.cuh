@@ -19,13 +19,6 @@ static inline __host__ __device__ int x_at(int stages) { return bars_at(stages) 
 #ifdef MLA_HOPPER
 enum { AHEAD = 12 }; /* stages a block has in L2 at most: 26 MB of all blocks */
 
-/* Draws a tile of a phase after the blocks' first ones: by one thread, once for every tile there is. */
-static __device__ __forceinline__ int draw(unsigned *drawn, int tiles)
-{
-    const int n = (int)atomicAdd(drawn, 1u);
-    if (n == tiles - 1) *drawn = 0; /* the last one */
-    return n + (int)gridDim.x;
-}
 static __device__ __forceinline__ void note(uint32_t at, int job, int row) { asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(job), "r"(row) : "memory"); }
 
 /* A tile: its even and its odd rows begin at `even` and `odd`, `step` bytes from one to the next. The same in all lanes. */
@@ -92,7 +85,7 @@ static __device__ __forceinline__ void copy_stages(const FewP &p, uint32_t ring,
         bool idle = !second; /* as far as the first warp knows, nothing of the phase is multiplied yet */
         for (int tile = blockIdx.x; tile < ph.tiles;) {
             int next = 0;
-            if (!second && lane == 0) next = draw(p.drawn + f, ph.tiles); /* has come when this tile is queued */
+            if (!second && lane == 0) next = few_draw(p.drawn + f, ph.tiles) + (int)gridDim.x; /* has come when this tile is queued */
             const Tile t = tile_of(p, ph, tile, j);
             const int rows = (t.rows + 1 - second) / 2;
             j = t.job;
